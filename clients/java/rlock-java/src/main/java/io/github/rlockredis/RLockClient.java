@@ -20,9 +20,8 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.ThreadPoolExecutor;
@@ -57,6 +56,7 @@ public final class RLockClient implements AutoCloseable {
     private static final Logger log = LoggerFactory.getLogger(RLockClient.class);
     private static final long LONGEST_PAUSE_MS = 1_000;
     private static final int MAX_SETTLEMENTS = 1_000;
+    private static final int MAX_CALLBACKS = 64;
     private static final long CLOSE_SECONDS = 5;
     // From the wall clock, so that a restarted process uses higher ids than the one before.
     private static final AtomicLong REQUESTS = new AtomicLong(ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now()));
@@ -67,8 +67,9 @@ public final class RLockClient implements AutoCloseable {
     final Wire wire;
     final LockClock clock;
 
-    /** Calls the application back and makes connections: what may block. */
-    final ExecutorService executor = Executors.newCachedThreadPool(daemons("rlock-callback"));
+    /** Calls the application back and makes connections: what may block. Threads end when they idle. */
+    final ThreadPoolExecutor executor = new ThreadPoolExecutor(
+            MAX_CALLBACKS, MAX_CALLBACKS, 10, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), daemons("rlock-callback"));
 
     final LockOptions defaults;
 
@@ -90,6 +91,7 @@ public final class RLockClient implements AutoCloseable {
     private final ScheduledThreadPoolExecutor deadlines = thread("rlock-deadlines");
 
     private RLockClient(Builder builder) {
+        executor.allowCoreThreadTimeOut(true);
         clock = builder.clock;
         defaults = builder.defaults;
         keyPrefix = builder.keyPrefix;

@@ -10,17 +10,8 @@ import java.util.regex.Pattern;
 @SuppressWarnings("serial")
 public abstract sealed class RLockException extends RuntimeException {
     private static final Set<String> RETRYABLE = Set.of(
-            "UNBLOCKED",
-            "READONLY",
-            "LOADING",
-            "MASTERDOWN",
-            "MISCONF",
-            "OOM",
-            "BUSY",
-            "CLUSTERDOWN",
-            "TRYAGAIN",
-            "QUARANTINE",
-            "NOREPLICAS");
+            ("UNBLOCKED READONLY LOADING MASTERDOWN MISCONF OOM BUSY " + "CLUSTERDOWN TRYAGAIN QUARANTINE NOREPLICAS")
+                    .split(" "));
     private static final Pattern MILLISECONDS_LEFT = Pattern.compile("(\\d+) ms left");
 
     /** The first word of the server, or empty. */

@@ -267,6 +267,39 @@ class LockTest {
         assertNothingLeft("k");
     }
 
+    /** Needs Java 21: {@code mvn test -Djvm=/path/to/a/newer/java}. */
+    @Test
+    void virtual_threads_exclude_each_other() throws Exception {
+        java.util.concurrent.ExecutorService threads;
+        try {
+            threads = (java.util.concurrent.ExecutorService)
+                    Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
+        } catch (NoSuchMethodException tooOld) {
+            org.junit.jupiter.api.Assumptions.abort("this Java has no virtual threads");
+            return;
+        }
+        var counter = new int[1];
+        var lock = client.lock("k");
+        // Many more than there are carrier threads: a pinned one would let nobody unlock.
+        var done = new CompletableFuture<?>[200];
+        for (int i = 0; i < done.length; i++) {
+            done[i] = CompletableFuture.runAsync(
+                    () -> {
+                        lock.lock();
+                        try {
+                            counter[0]++;
+                        } finally {
+                            lock.unlock();
+                        }
+                    },
+                    threads);
+        }
+        CompletableFuture.allOf(done).get(40, TimeUnit.SECONDS);
+        threads.shutdown();
+        assertEquals(done.length, counter[0]);
+        assertNothingLeft("k");
+    }
+
     @Test
     void a_fixed_lease_is_not_renewed_and_its_loss_is_told() throws Exception {
         var told = new CompletableFuture<Hold>();
@@ -287,8 +320,8 @@ class LockTest {
 
     @Test
     void a_short_lease_is_renewed() throws Exception {
-        try (Hold hold = client.lock("k").with(lease(600)).acquire()) {
-            Thread.sleep(1_500);
+        try (Hold hold = client.lock("k").with(lease(1_500)).acquire()) {
+            Thread.sleep(3_000);
             assertTrue(hold.isHeld());
             assertEquals(1, Probe.holders(redis, "k"));
         }
