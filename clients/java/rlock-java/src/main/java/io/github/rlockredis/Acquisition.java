@@ -76,7 +76,7 @@ final class Acquisition {
         channel = client.wire.channel(resource.keys().get(0));
         number();
         if (wait != FOR_EVER) {
-            limit = client.schedule(this::timeUp, wait == 0 ? client.wire.timeout() : wait + PATIENCE_MS);
+            limit = client.schedule(this::timeUp, wait == 0 ? client.wire.timeout : wait + PATIENCE_MS);
         }
         attempt();
     }
@@ -125,7 +125,7 @@ final class Acquisition {
 
     private void request(int round) {
         if (wait > 0 && left() <= 0) return; // The limit ends it.
-        lease = Math.min(options.lease().toMillis(), client.wire.maxLease());
+        lease = Math.min(options.lease().toMillis(), client.wire.maxLease);
         var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
         if (options.session() != null) {
             Collections.addAll(words, "SESSION", options.session().toMillis());

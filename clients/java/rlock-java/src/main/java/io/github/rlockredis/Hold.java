@@ -302,13 +302,13 @@ public final class Hold implements AutoCloseable {
         var words = new ArrayList<Object>(List.of("REQ", RLockClient.nextRequest()));
         if (keep > 0) Collections.addAll(words, "KEEP", keep);
         var call = resource.call("RELEASE", owner, tokens, words.toArray());
-        long doubts = client.wire.doubts();
+        long doubts = client.wire.doubts;
         var answered = new CompletableFuture<Void>();
         client.then(answered, (released, error) -> {
             if (!(error instanceof LockLostException)) {
                 if (error != null) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
                 done.complete(null);
-            } else if (doubts != client.wire.doubts()) {
+            } else if (doubts != client.wire.doubts) {
                 done.complete(null); // It was the answer to a repeated RELEASE.
             } else {
                 done.completeExceptionally(lostException());
@@ -319,7 +319,7 @@ public final class Hold implements AutoCloseable {
 
     private void await(CompletableFuture<Void> released) {
         try {
-            released.get(client.wire.timeout(), TimeUnit.MILLISECONDS);
+            released.get(client.wire.timeout, TimeUnit.MILLISECONDS);
         } catch (InterruptedException interrupted) {
             Thread.currentThread().interrupt(); // The release goes on.
         } catch (TimeoutException late) {

@@ -1,6 +1,6 @@
 package io.github.rlockredis;
 
-import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.locks.LockSupport;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -23,9 +23,9 @@ public final class LeaderElection implements AutoCloseable {
     }
 
     private static final Logger log = LoggerFactory.getLogger(LeaderElection.class);
-    private static final long PAUSE_AFTER_ERROR_MS = 1_000;
+    private static final long PAUSE_AFTER_ERROR_NANOS = 1_000_000_000;
 
-    private final AtomicBoolean closed = new AtomicBoolean();
+    private volatile boolean closed;
     private final RLock lock;
     private final Work work;
     private final Thread thread;
@@ -52,7 +52,7 @@ public final class LeaderElection implements AutoCloseable {
     }
 
     private void run() {
-        while (!closed.get()) {
+        while (!closed) {
             try (Hold hold = lock.acquire()) {
                 hold.onLost(lost -> thread.interrupt());
                 work.lead(hold);
@@ -62,23 +62,15 @@ public final class LeaderElection implements AutoCloseable {
                 log.debug("no longer the leader of {}", lock.resource);
             } catch (Exception failed) {
                 log.warn("leading {} failed", lock.resource, failed);
-                pause();
+                LockSupport.parkNanos(PAUSE_AFTER_ERROR_NANOS); // An interrupt ends it.
             }
-        }
-    }
-
-    private static void pause() {
-        try {
-            Thread.sleep(PAUSE_AFTER_ERROR_MS);
-        } catch (InterruptedException closed) {
-            // The loop looks whether it is to end.
         }
     }
 
     /** Interrupts the work, gives the leadership up, and waits until that is done. */
     @Override
     public void close() {
-        closed.set(true);
+        closed = true;
         thread.interrupt();
         if (Thread.currentThread() == thread) return;
         try {

@@ -466,7 +466,7 @@ public final class RLockClient implements AutoCloseable {
             List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done, Throwable error) {
         var failure = error == null ? null : RLockException.of(error);
         if (failure instanceof UnavailableException && until.left() > pause) {
-            wire.doubt();
+            wire.doubts++;
             schedule(() -> insist(calls, until, longer(pause), done), pause);
             return;
         }

@@ -25,6 +25,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.WeakHashMap;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeUnit;
@@ -51,37 +52,24 @@ final class Wire {
     private final String prefix;
     private final Map<String, CompletableFuture<Void>> channels = new HashMap<>();
     private final Map<Integer, String> slots = new HashMap<>();
-    private final Map<StatefulConnection<?, ?>, Boolean> watched = new HashMap<>();
+    private final Map<StatefulConnection<?, ?>, Boolean> watched = new WeakHashMap<>();
     private final Listener listener = new Listener();
     private CompletableFuture<StatefulConnection<String, String>> commands;
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages;
-    private volatile long timeout = RedisURI.DEFAULT_TIMEOUT_DURATION.toMillis();
-    private long maxLease = Long.MAX_VALUE;
-    private long doubts;
+
+    /** Milliseconds that one command may take: those of the connection. */
+    volatile long timeout = RedisURI.DEFAULT_TIMEOUT_DURATION.toMillis();
+
+    /** The longest lease that the server grants; known once {@link #ready()} has completed. */
+    long maxLease = Long.MAX_VALUE;
+
+    /** A command may have been carried out twice if this has changed since. */
+    long doubts;
 
     Wire(Source source, RLockClient client, String prefix) {
         this.source = source;
         this.client = client;
         this.prefix = prefix;
-    }
-
-    /** Milliseconds that one command may take: those of the connection. */
-    long timeout() {
-        return timeout;
-    }
-
-    /** The longest lease that the server grants; known once {@link #ready()} has completed. */
-    long maxLease() {
-        return maxLease;
-    }
-
-    /** A command may have been carried out twice if this has changed since. */
-    long doubts() {
-        return doubts;
-    }
-
-    void doubt() {
-        doubts++;
     }
 
     /** Completes when commands can be sent. */
@@ -227,7 +215,7 @@ final class Wire {
                     channels.clear();
                     client.interrupted(null);
                 } else {
-                    doubt();
+                    doubts++;
                     client.disconnected();
                 }
             });
