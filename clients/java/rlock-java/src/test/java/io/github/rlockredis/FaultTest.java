@@ -194,6 +194,24 @@ class FaultTest {
     }
 
     @Test
+    void requests_are_repeated_when_their_replies_are_lost() throws Exception {
+        client.lock("warm").acquire().close();
+        proxy.stallReplies(true);
+        var request = client.lock("k").tryAcquireAsync(Duration.ZERO);
+        await("it is granted", () -> Probe.holders(redis, "k") == 1);
+        proxy.cut();
+        proxy.stallReplies(false);
+        Hold hold = request.get(10, TimeUnit.SECONDS).orElseThrow();
+        assertEquals(1L, Probe.one(redis, "RLOCK.HOLDS", "k", hold.owner()));
+        proxy.stallReplies(true);
+        var released = hold.releaseAsync();
+        await("it is released", () -> Probe.holders(redis, "k") == 0);
+        proxy.cut();
+        proxy.stallReplies(false);
+        released.get(10, TimeUnit.SECONDS); // And not the loss that NOTOWNER means otherwise.
+    }
+
+    @Test
     void a_wait_outlasts_its_connections() throws Exception {
         Hold hold = other.lock("k").acquire();
         var waiter = client.lock("k").acquireAsync();
