@@ -107,7 +107,7 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Whether the lock is held by this moment. Compares the clock itself, and asks nobody.
+     * Whether the lock is held by this moment. Compares the clock, without a request to the server.
      *
      * @return false after the release, and once the lease may have ended
      */
@@ -146,10 +146,10 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Releases the lock, and keeps it closed for everybody for some time: for jobs that must run at
-     * most once per period. Not for read-write locks, semaphores and several keys.
+     * Releases the lock, and keeps it closed to all owners for a time, for jobs that must run at most
+     * once per period. Not for read-write locks, semaphores and several keys.
      *
-     * @param time how long nobody can acquire it
+     * @param time how long no owner can acquire it
      * @throws IllegalStateException if the owner has acquired it more than once
      * @throws LockLostException if the hold was lost before
      */

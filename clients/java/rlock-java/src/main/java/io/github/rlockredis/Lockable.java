@@ -11,7 +11,7 @@ import java.util.function.Function;
 import org.slf4j.LoggerFactory;
 
 /**
- * What can be acquired as a {@link Hold}. One object serves all threads.
+ * A lock or semaphore that is acquired as a {@link Hold}. One object serves all threads.
  *
  * <p>All methods throw an {@link RLockException} if the request fails; one that has waited without
  * success or was cancelled leaves nothing behind on the server.
@@ -59,7 +59,7 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     /**
      * Tries once.
      *
-     * @return the hold, or nothing if somebody else holds it
+     * @return the hold, or nothing if another owner holds it
      * @throws InterruptedException if the thread is interrupted
      */
     public Optional<Hold> tryAcquire() throws InterruptedException {

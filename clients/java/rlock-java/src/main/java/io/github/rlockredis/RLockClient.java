@@ -67,7 +67,7 @@ public final class RLockClient implements AutoCloseable {
     final Wire wire;
     final LockClock clock;
 
-    /** Calls the application back and makes connections: what may block. Threads end when they idle. */
+    /** Runs callbacks of the application and blocking connects. Threads end when they idle. */
     final ThreadPoolExecutor executor = new ThreadPoolExecutor(
             MAX_CALLBACKS, MAX_CALLBACKS, 10, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), daemons("rlock-callback"));
 
@@ -108,7 +108,7 @@ public final class RLockClient implements AutoCloseable {
     }
 
     private static ScheduledThreadPoolExecutor thread(String name) {
-        // What comes after the client was closed has no effect.
+        // Steps after the client was closed have no effect.
         var executor = new ScheduledThreadPoolExecutor(1, daemons(name), new ThreadPoolExecutor.DiscardPolicy());
         executor.setRemoveOnCancelPolicy(true);
         return executor;
@@ -206,7 +206,7 @@ public final class RLockClient implements AutoCloseable {
         }
 
         /**
-         * Is called for every hold that is lost before its release.
+         * Sets a listener for holds that are lost before their release.
          *
          * @param listener by default none; losses are logged in any case
          * @return this
@@ -475,7 +475,7 @@ public final class RLockClient implements AutoCloseable {
         else done.completeExceptionally(failure);
     }
 
-    // What happens on the connections:
+    // Events of the connections:
 
     void message(String text) {
         String[] words = text.split(" ", 3);

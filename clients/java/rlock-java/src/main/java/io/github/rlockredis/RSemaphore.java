@@ -25,7 +25,7 @@ public final class RSemaphore extends Lockable {
      * The same semaphore, of which several permits at a time are acquired.
      *
      * @param permits 1 or more
-     * @return a semaphore whose holds have so many permits
+     * @return a semaphore whose holds have that number of permits
      */
     public RSemaphore withPermits(int permits) {
         return new RSemaphore(client, new Resource(resource.kind(), resource.keys(), permits), options);

@@ -6,8 +6,8 @@ import io.github.rlockredis.RLockClient;
 import org.springframework.integration.support.locks.LockRegistry;
 
 /**
- * Hands out distributed locks, for {@code LockRegistryLeaderInitiator}, aggregators and the like. The client renews what
- * is held, so the registry needs no task scheduler, and nothing expires in the midst of the work.
+ * Hands out distributed locks, for {@code LockRegistryLeaderInitiator}, aggregators and the like. The client renews
+ * held locks, so the registry needs no task scheduler, and no lock expires during the work.
  *
  * <p>A lock that was lost throws a {@link io.github.rlockredis.RLockException.LockLostException} when its thread locks
  * it again or unlocks it; a leader is revoked by that.
