@@ -1,0 +1,260 @@
+package io.github.rlockredis;
+
+import io.github.rlockredis.RLockException.ClosedException;
+import io.github.rlockredis.RLockException.LockLostException;
+import io.github.rlockredis.RLockException.ModuleTooOldException;
+import io.github.rlockredis.RLockException.SupersededException;
+import io.github.rlockredis.RLockException.UnavailableException;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
+
+/**
+ * One request for a hold, from the first command until it is granted or given up. All of it but
+ * {@link #abandon()} runs on the client's thread.
+ */
+final class Acquisition {
+    /** Waits without a limit. */
+    static final long FOR_EVER = -1;
+
+    private static final long ASK_AGAIN_MS = 30_000;
+    private static final long CLAIM_MS = 2_000;
+    // The server's own nil arrives a little after the limit, and saves the settlement.
+    private static final long PATIENCE_MS = 200;
+
+    final Resource resource;
+    final LockOptions options;
+    final String owner;
+    final boolean reentrant;
+
+    /** The hold, null if it was not acquired in time, or an RLockException. */
+    final CompletableFuture<Hold> result = new CompletableFuture<>();
+
+    /** Why the last attempt failed, if it was not only for want of time. */
+    volatile RLockException lastError;
+
+    private final RLockClient client;
+    private final long wait;
+    private final long start = System.nanoTime();
+    private String channel;
+    private long id;
+    private long lease;
+    private int round;
+    private long pause = RLockClient.SHORTEST_PAUSE_MS;
+    // The server may have the request, or have granted it, without this client knowing: now, and
+    // because an answer was lost before.
+    private boolean unsure;
+    private boolean lostAnswer;
+    private boolean waiting;
+    private boolean confirming;
+    private boolean interrupted;
+    private CompletableFuture<Object> sent = CompletableFuture.completedFuture(null);
+    private Future<?> timer = CompletableFuture.completedFuture(null);
+    private Future<?> limit = CompletableFuture.completedFuture(null);
+
+    /** Tries once if {@code wait} is 0, else waits for so many milliseconds. */
+    Acquisition(
+            RLockClient client, Resource resource, LockOptions options, String owner, boolean reentrant, long wait) {
+        this.client = client;
+        this.resource = resource;
+        this.options = options;
+        this.owner = owner;
+        this.reentrant = reentrant;
+        this.wait = wait;
+    }
+
+    void start() {
+        if (client.isClosed()) {
+            result.completeExceptionally(new ClosedException());
+            return;
+        }
+        channel = client.wire.channel(resource.keys().get(0));
+        number();
+        if (wait != FOR_EVER) {
+            limit = client.schedule(this::timeUp, wait == 0 ? client.wire.timeout : wait + PATIENCE_MS);
+        }
+        attempt();
+    }
+
+    /** Withdraws it, from any thread, unless it was granted in the meantime. */
+    void abandon() {
+        client.execute(() -> finish(null, new CancellationException()));
+    }
+
+    /** Messages of a channel, or of all (null), may have been lost. */
+    void interrupted(String channel) {
+        if (channel != null && !channel.equals(this.channel)) return;
+        interrupted = true;
+        if (waiting) attempt();
+    }
+
+    private void number() {
+        client.waits.remove(id);
+        id = RLockClient.nextRequest();
+        client.waits.put(id, this);
+    }
+
+    private long left() {
+        return wait == FOR_EVER ? Long.MAX_VALUE : wait - TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - start);
+    }
+
+    /** Steps of an earlier round come too late, and have no effect. */
+    private boolean isOver(int round) {
+        return result.isDone() || round != this.round;
+    }
+
+    private void attempt() {
+        if (result.isDone()) return;
+        timer.cancel(false);
+        waiting = confirming = interrupted = false;
+        int round = ++this.round;
+        var ready = client.wire.ready();
+        client.then(
+                wait == 0 ? ready : ready.thenCombine(client.wire.subscribe(channel), (a, b) -> null),
+                (ignored, error) -> {
+                    if (isOver(round)) return;
+                    if (error != null) failed(error);
+                    else request(round);
+                });
+    }
+
+    private void request(int round) {
+        if (wait > 0 && left() <= 0) return; // The limit ends it.
+        lease = Math.min(options.lease().toMillis(), client.wire.maxLease);
+        var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
+        if (options.session() != null) {
+            Collections.addAll(words, "SESSION", options.session().toMillis());
+        }
+        if (options.note() != null) Collections.addAll(words, "NOTE", options.note());
+        if (wait != 0) {
+            long block = wait == FOR_EVER ? 0 : left();
+            Collections.addAll(words, "BLOCK", block, "NOTIFY", channel, "CLAIM");
+            words.add(Math.min(CLAIM_MS, lease));
+            if (options.grace() != null && resource.kind() == Resource.Kind.FAIR) {
+                Collections.addAll(words, "GRACE", options.grace().toMillis());
+            }
+        }
+        Deadline deadline = Deadline.in(client.clock, lease);
+        unsure = true;
+        sent = client.wire.send(resource.call("ACQUIRE", owner, words.toArray()), Long.MAX_VALUE);
+        client.then(sent, (reply, error) -> {
+            if (isOver(round)) return;
+            if (error != null) failed(error);
+            else answered(reply, deadline);
+        });
+    }
+
+    private void answered(Object reply, Deadline deadline) {
+        if ("WAITING".equals(reply)) {
+            if (interrupted) {
+                attempt();
+                return;
+            }
+            waiting = true;
+            timer = client.schedule(this::attempt, ASK_AGAIN_MS);
+        } else if (reply == null) {
+            refused();
+        } else {
+            granted(reply instanceof List<?> list ? list.stream() : Stream.of(reply), deadline);
+        }
+    }
+
+    private void granted(Stream<?> answer, Deadline deadline) {
+        List<Long> tokens;
+        try {
+            tokens = answer.map(token -> Long.parseLong(token.toString())).toList();
+        } catch (NumberFormatException noToken) {
+            tokens = List.of(0L);
+        }
+        if (tokens.contains(0L)) {
+            finish(null, new ModuleTooOldException("", "the server answers a wait with 0"));
+        } else if (RLockClient.believed(lease) <= deadline.elapsed()) {
+            again(); // The process slept, and the lease may have ended meanwhile.
+        } else {
+            finish(client.hold(this, tokens, lease, deadline), null);
+        }
+    }
+
+    void message(String what, String rest) {
+        if (result.isDone() || confirming) return;
+        switch (what) {
+            case "granted" -> confirm(rest);
+            case "nil" -> refused();
+            default -> {
+                if (!rest.startsWith("UNBLOCKED")) number();
+                waiting = false;
+                failed(RLockException.of(rest));
+            }
+        }
+    }
+
+    /** Enters only if the claim of the grant has not ended. */
+    private void confirm(String tokens) {
+        timer.cancel(false);
+        waiting = false;
+        confirming = true;
+        int round = ++this.round;
+        List<Long> list = Stream.of(tokens.split(" ")).map(Long::valueOf).toList();
+        Deadline deadline = Deadline.in(client.clock, lease);
+        client.then(
+                client.wire.send(resource.call("RENEW", owner, list, "PX", lease), Math.min(CLAIM_MS, lease)),
+                (reply, error) -> {
+                    if (isOver(round)) return;
+                    if (error == null) granted(list.stream(), deadline);
+                    else if (RLockException.of(error) instanceof LockLostException) again();
+                    else failed(error);
+                });
+    }
+
+    /** Asks under a new number, since the server has done with this one. */
+    private void again() {
+        number();
+        attempt();
+    }
+
+    private void refused() {
+        unsure = waiting = lostAnswer = false;
+        if (wait == 0 || left() <= 0) finish(null, null);
+        else again();
+    }
+
+    private void failed(Throwable cause) {
+        lastError = RLockException.of(cause);
+        boolean answered = !lastError.code().isEmpty();
+        // A server that steps down may have granted what it calls UNBLOCKED.
+        if (unsure && (!answered || lastError.code().equals("UNBLOCKED"))) lostAnswer = true;
+        unsure = lostAnswer;
+        boolean retry = wait != 0 || unsure && !answered;
+        if (retry && lastError instanceof UnavailableException) {
+            timer.cancel(false);
+            timer = client.schedule(this::attempt, pause);
+            pause = RLockClient.longer(pause);
+        } else {
+            finish(null, lastError);
+        }
+    }
+
+    private void timeUp() {
+        if (wait != 0) finish(null, null);
+        else if (lastError != null) finish(null, lastError);
+        else finish(null, new UnavailableException("", "no answer to " + resource + " in time", null));
+    }
+
+    void finish(Hold hold, Throwable error) {
+        if (result.isDone()) return;
+        client.waits.remove(id);
+        timer.cancel(false);
+        limit.cancel(false);
+        sent.cancel(false);
+        if (hold == null && (unsure || waiting) && !(error instanceof SupersededException)) {
+            client.settle(resource, owner, id, null, lease);
+        }
+        if (error == null) result.complete(hold);
+        else result.completeExceptionally(error);
+    }
+}

@@ -1,0 +1,331 @@
+package io.github.rlockredis;
+
+import io.github.rlockredis.RLockException.LockLostException;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.Consumer;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A lock that was acquired. It is renewed until it is released, unless its lease is fixed. All
+ * methods may be called from any thread.
+ *
+ * <p>An owner that acquires the lock again gets the same hold, and releases it as often.
+ */
+public final class Hold implements AutoCloseable {
+    private enum State {
+        HELD,
+        RELEASED,
+        LOST
+    }
+
+    private static final Logger log = LoggerFactory.getLogger(Hold.class);
+    private static final long LONGEST_SLEEP_MS = 1_000;
+
+    final Resource resource;
+    final String owner;
+    private final RLockClient client;
+    private final LockOptions options;
+    private final List<Long> tokens;
+    private final long lease;
+    private final long period;
+    private volatile Deadline end;
+    private final AtomicInteger count = new AtomicInteger(1);
+    private final AtomicReference<State> state = new AtomicReference<>(State.HELD);
+    private final CompletableFuture<Hold> lost = new CompletableFuture<>();
+    private volatile Deadline deadline;
+    // These belong to the client's thread.
+    private boolean renewing;
+    private Deadline due;
+    private Future<?> timer = CompletableFuture.completedFuture(null);
+    private long pause = RLockClient.SHORTEST_PAUSE_MS;
+
+    Hold(RLockClient client, Acquisition granted, List<Long> tokens, long lease, Deadline sent) {
+        this.client = client;
+        this.resource = granted.resource;
+        this.owner = granted.owner;
+        this.options = granted.options;
+        this.tokens = tokens;
+        this.lease = lease;
+        this.period = sessionLease() / 3;
+        this.end = sent.lasting(RLockClient.believed(lease));
+        this.deadline = end;
+        this.due = sent.lasting(period);
+    }
+
+    private long sessionLease() {
+        return options.session() == null
+                ? lease
+                : Math.min(lease, options.session().toMillis());
+    }
+
+    /**
+     * The fencing token: higher than that of every hold before it on the server. Pass it along with
+     * what is written under the lock, and let the store refuse lower ones.
+     *
+     * @return the token; of several keys that of the first one
+     */
+    public long token() {
+        return tokens.get(0);
+    }
+
+    /**
+     * The fencing tokens of all keys.
+     *
+     * @return a token for each key, in their order
+     */
+    public List<Long> tokens() {
+        return tokens;
+    }
+
+    /**
+     * The keys that are held, with the prefix of the client.
+     *
+     * @return the keys
+     */
+    public List<String> keys() {
+        return resource.keys();
+    }
+
+    /**
+     * The name that the server knows the holder by.
+     *
+     * @return the owner
+     */
+    public String owner() {
+        return owner;
+    }
+
+    /**
+     * Whether the lock is held by this moment. Compares the clock, without a request to the server.
+     *
+     * @return false after the release, and once the lease may have ended
+     */
+    public boolean isHeld() {
+        return state.get() == State.HELD && deadline.left() > 0;
+    }
+
+    /**
+     * How long the hold is certain without another renewal.
+     *
+     * @return the time until the deadline, zero if it is not held
+     */
+    public Duration remaining() {
+        return isHeld() ? Duration.ofMillis(Math.max(0, deadline.left())) : Duration.ZERO;
+    }
+
+    /**
+     * Calls back once if the hold is lost before its release, on the executor of the client. The
+     * clock tells, so it works without a connection. If it is lost already, calls back at once.
+     *
+     * @param listener is passed this hold
+     */
+    public void onLost(Consumer<? super Hold> listener) {
+        lost.thenAcceptAsync(listener, client.executor);
+    }
+
+    /**
+     * Releases the lock and waits for the answer, at most for the command timeout. Does nothing if it
+     * was released before. A release that does not reach the server is logged; the lease ends it.
+     *
+     * @throws LockLostException if the hold was lost before its release
+     */
+    @Override
+    public void close() {
+        await(release(0));
+    }
+
+    /**
+     * Releases the lock, and keeps it closed to all owners for a time, for jobs that must run at most
+     * once per period. Not for read-write locks, semaphores and several keys.
+     *
+     * @param time how long no owner can acquire it
+     * @throws IllegalStateException if the owner has acquired it more than once
+     * @throws LockLostException if the hold was lost before
+     */
+    public void releaseAndKeep(Duration time) {
+        if (count.get() > 1) throw new IllegalStateException(resource + " was acquired again");
+        await(release(time.toMillis()));
+    }
+
+    /**
+     * Releases the lock. The hold counts as released when this returns.
+     *
+     * @return completes when the server has answered or the lease has ended; with a LockLostException
+     *     if the hold was lost before
+     */
+    public CompletableFuture<Void> releaseAsync() {
+        return release(0);
+    }
+
+    /**
+     * Makes a fixed lease end later. A lease never ends earlier than it was to.
+     *
+     * @param lease from now on
+     * @throws LockLostException if the hold was lost
+     * @throws RLockException if the request fails; the hold stays as it is
+     */
+    public void extend(Duration lease) {
+        if (!isHeld()) throw lostException();
+        Deadline longer = Deadline.in(client.clock, RLockClient.believed(lease.toMillis()));
+        client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
+        if (longer.left() > deadline.left()) deadline = end = longer;
+    }
+
+    /** Counts a further acquisition of the owner; false if it is lost or being released. */
+    boolean enter() {
+        return isHeld() && count.getAndUpdate(n -> n == 0 ? 0 : n + 1) > 0;
+    }
+
+    boolean isLost() {
+        return state.get() != State.RELEASED && !isHeld();
+    }
+
+    boolean has(List<Long> others) {
+        return tokens.equals(others);
+    }
+
+    /** Begins to watch the clock, and to renew. */
+    void begin() {
+        watch();
+        if (options.renewed()) renewWhenDue();
+    }
+
+    // These two run on the thread that watches deadlines, which sends nothing.
+    private void watch() {
+        look();
+        if (isHeld()) client.watch(this::watch, Math.min(deadline.left(), LONGEST_SLEEP_MS));
+    }
+
+    private void look() {
+        if (!isHeld()) lose("its lease has ended without an answer to a renewal", true);
+    }
+
+    // The timer does not count while the machine is suspended, so it sleeps for a second at most.
+    private void renewWhenDue() {
+        if (state.get() != State.HELD) return;
+        timer.cancel(false);
+        if (due.left() <= 0) renew();
+        else timer = client.schedule(this::renewWhenDue, Math.min(due.left(), LONGEST_SLEEP_MS));
+    }
+
+    void connected() {
+        if (options.session() != null) renew();
+    }
+
+    void disconnected() {
+        if (options.session() == null) return;
+        long left = Math.min(deadline.left(), RLockClient.believed(sessionLease()));
+        deadline = Deadline.in(client.clock, left);
+        client.watch(this::look, Math.max(0, left));
+        renew();
+    }
+
+    private void renew() {
+        if (renewing || !isHeld()) return;
+        renewing = true;
+        // A fixed lease is renewed only to bind it to a new connection, and ends when it was to end.
+        long length = options.renewed() ? lease : Math.max(1, end.left());
+        Deadline sent = Deadline.in(client.clock, length);
+        client.then(
+                client.wire.send(resource.call("RENEW", owner, tokens, "PX", length), Math.max(1, period)),
+                (reply, error) -> {
+                    renewing = false;
+                    if (!isHeld()) return;
+                    if (error == null) {
+                        long granted = Math.min(length, Long.parseLong(reply.toString()));
+                        if (options.renewed()) deadline = sent.lasting(RLockClient.believed(granted));
+                        else deadline = end;
+                        due = sent.lasting(period);
+                        pause = RLockClient.SHORTEST_PAUSE_MS;
+                    } else if (RLockException.of(error) instanceof LockLostException) {
+                        lose("the server does not know it", resource.keys().size() > 1);
+                        return;
+                    } else {
+                        log.debug("RENEW of {} failed, trying again", resource, error);
+                        due = Deadline.in(client.clock, pause);
+                        pause = RLockClient.longer(pause);
+                    }
+                    if (options.renewed() || error != null) renewWhenDue();
+                });
+    }
+
+    /** Ends the belief and tells the application. */
+    private boolean lose(String why, boolean settle) {
+        if (!state.compareAndSet(State.HELD, State.LOST)) return false;
+        log.warn("lost {} (token {}): {}", resource, token(), why);
+        client.execute(() -> {
+            client.holds.remove(this);
+            if (settle) client.settle(resource, owner, 0, tokens, lease);
+        });
+        client.lost(this, lost);
+        return true;
+    }
+
+    /** Ends it when the client is closed: to its holder that is a loss. */
+    void endWithClient() {
+        if (lose("the client was closed", false)) sendRelease(new CompletableFuture<>(), 0);
+    }
+
+    LockLostException lostException() {
+        return new LockLostException("", "the hold of " + resource + " was lost");
+    }
+
+    private CompletableFuture<Void> release(long keep) {
+        var done = new CompletableFuture<Void>();
+        int before = count.getAndUpdate(n -> Math.max(0, n - 1));
+        if (before != 1) {
+            done.complete(null);
+            return done;
+        }
+        resource.places(owner).forEach(place -> client.held.remove(place, this));
+        if (!isHeld()) lose("its lease has ended", true);
+        if (!state.compareAndSet(State.HELD, State.RELEASED)) {
+            return CompletableFuture.failedFuture(lostException());
+        }
+        client.execute(() -> sendRelease(done, keep));
+        return done;
+    }
+
+    private void sendRelease(CompletableFuture<Void> done, long keep) {
+        client.holds.remove(this);
+        var words = new ArrayList<Object>(List.of("REQ", RLockClient.nextRequest()));
+        if (keep > 0) Collections.addAll(words, "KEEP", keep);
+        var call = resource.call("RELEASE", owner, tokens, words.toArray());
+        long doubts = client.wire.doubts;
+        var answered = new CompletableFuture<Void>();
+        client.then(answered, (released, error) -> {
+            if (!(error instanceof LockLostException)) {
+                if (error != null) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
+                done.complete(null);
+            } else if (doubts != client.wire.doubts) {
+                done.complete(null); // It was the answer to a repeated RELEASE.
+            } else {
+                done.completeExceptionally(lostException());
+            }
+        });
+        client.insist(List.of(call), deadline, RLockClient.SHORTEST_PAUSE_MS, answered);
+    }
+
+    private void await(CompletableFuture<Void> released) {
+        try {
+            released.get(client.wire.timeout, TimeUnit.MILLISECONDS);
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt(); // The release goes on.
+        } catch (TimeoutException late) {
+            log.warn("no answer to RELEASE of {} yet; the client goes on trying", resource);
+        } catch (ExecutionException failed) {
+            throw RLockClient.here(failed);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+package io.github.rlockredis;
+
+import java.time.Duration;
+
+/**
+ * How a lock is acquired and held. Immutable; start from {@link #DEFAULT}.
+ *
+ * @param lease how long a hold lives without renewal
+ * @param renewed whether the client renews the hold at a third of its lease
+ * @param session binds the hold to the connection: once it has closed, the hold expires after this
+ *     time; null for none
+ * @param grace how long a fair lock keeps the place of a waiter whose connection closed; null for
+ *     the server's default, without effect on other locks
+ * @param owner the name that holds the lock; null for a generated one per thread or acquisition
+ * @param note up to 256 bytes of text that the server stores and shows with the hold; null for none
+ */
+public record LockOptions(
+        Duration lease, boolean renewed, Duration session, Duration grace, String owner, String note) {
+    /** A lease of 30 s that is renewed, and nothing else. */
+    public static final LockOptions DEFAULT = new LockOptions(Duration.ofSeconds(30), true, null, null, null, null);
+
+    /**
+     * A renewed lease.
+     *
+     * @param lease how long a hold lives after its last renewal; the holder's crash blocks others for
+     *     that long
+     * @return changed options
+     */
+    public LockOptions withLease(Duration lease) {
+        return new LockOptions(lease, true, session, grace, owner, note);
+    }
+
+    /**
+     * A lease that is not renewed: the hold is lost when it has passed.
+     *
+     * @param lease how long a hold lives
+     * @return changed options
+     */
+    public LockOptions withFixedLease(Duration lease) {
+        return new LockOptions(lease, false, session, grace, owner, note);
+    }
+
+    /**
+     * Binds holds to the connection, so that a crash of the holder frees the lock early.
+     *
+     * @param session how long a hold outlives its connection; null for none
+     * @return changed options
+     */
+    public LockOptions withSession(Duration session) {
+        return new LockOptions(lease, renewed, session, grace, owner, note);
+    }
+
+    /**
+     * The grace of a place in the queue of a fair lock.
+     *
+     * @param grace how long the place outlives its connection; null for the server's default
+     * @return changed options
+     */
+    public LockOptions withGrace(Duration grace) {
+        return new LockOptions(lease, renewed, session, grace, owner, note);
+    }
+
+    /**
+     * Names the owner. The name must belong to one thread of control at a time: a second acquisition
+     * by the same owner is a re-entry.
+     *
+     * @param owner 1 to 512 bytes in UTF-8; null for a generated name
+     * @return changed options
+     */
+    public LockOptions withOwner(String owner) {
+        return new LockOptions(lease, renewed, session, grace, owner, note);
+    }
+
+    /**
+     * Stores a text with the hold, for people to read.
+     *
+     * @param note at most 256 bytes in UTF-8; null for none
+     * @return changed options
+     */
+    public LockOptions withNote(String note) {
+        return new LockOptions(lease, renewed, session, grace, owner, note);
+    }
+}

@@ -1,0 +1,499 @@
+package io.github.rlockredis;
+
+import io.github.rlockredis.RLockException.UnavailableException;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.api.StatefulConnection;
+import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import java.math.BigInteger;
+import java.security.SecureRandom;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.ThreadFactory;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.BiConsumer;
+import java.util.function.Consumer;
+import java.util.function.Supplier;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Makes locks. One client serves a whole application: all threads share its connection for
+ * commands, and one for messages that is made at the first wait. Nothing connects before the first
+ * use.
+ *
+ * <pre>{@code
+ * RLockClient client = RLockClient.create(redisClient);
+ * try (Hold hold = client.lock("orders:7").acquire()) {
+ *   store.write(order, hold.token());
+ * }
+ * }</pre>
+ *
+ * <p>Addresses, credentials, TLS, database, Sentinel and cluster are those of the Lettuce client.
+ * Thread-safe.
+ */
+public final class RLockClient implements AutoCloseable {
+    static final long SHORTEST_PAUSE_MS = 50;
+
+    private static final Logger log = LoggerFactory.getLogger(RLockClient.class);
+    private static final long LONGEST_PAUSE_MS = 1_000;
+    private static final int MAX_SETTLEMENTS = 1_000;
+    private static final int MAX_CALLBACKS = 64;
+    private static final long CLOSE_SECONDS = 5;
+    // From the wall clock, so that a restarted process uses higher ids than the one before.
+    private static final AtomicLong REQUESTS = new AtomicLong(ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now()));
+    private static final AtomicLong OWNERS = new AtomicLong();
+    // The ids of threads may be reused, so threads are counted.
+    private static final ThreadLocal<Long> THREAD = ThreadLocal.withInitial(OWNERS::incrementAndGet);
+
+    final Wire wire;
+    final LockClock clock;
+
+    /** Runs callbacks of the application and blocking connects. Threads end when they idle. */
+    final ThreadPoolExecutor executor = new ThreadPoolExecutor(
+            MAX_CALLBACKS, MAX_CALLBACKS, 10, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), daemons("rlock-callback"));
+
+    final LockOptions defaults;
+
+    /** The holds by what they hold, so that an owner's next acquisition is a re-entry. */
+    final Map<Resource.Place, Hold> held = new ConcurrentHashMap<>();
+
+    // These belong to the client's thread.
+    final Map<Long, Acquisition> waits = new HashMap<>();
+    final Set<Hold> holds = new HashSet<>();
+    final Set<CompletableFuture<Void>> pending = new HashSet<>();
+    private int settlements;
+
+    private final String id = String.format("%032x", new BigInteger(128, new SecureRandom()));
+    private final String keyPrefix;
+    private final Consumer<? super Hold> lossListener;
+    private final AtomicBoolean closed = new AtomicBoolean();
+    // Deadlines have a thread of their own, which nothing that is sent can hold up.
+    private final ScheduledThreadPoolExecutor steps = thread("rlock-client");
+    private final ScheduledThreadPoolExecutor deadlines = thread("rlock-deadlines");
+
+    private RLockClient(Builder builder) {
+        executor.allowCoreThreadTimeOut(true);
+        clock = builder.clock;
+        defaults = builder.defaults;
+        keyPrefix = builder.keyPrefix;
+        lossListener = builder.lossListener;
+        wire = new Wire(builder.source, this, "rlock:" + id);
+    }
+
+    private static ThreadFactory daemons(String name) {
+        return work -> {
+            var thread = new Thread(work, name);
+            thread.setDaemon(true);
+            return thread;
+        };
+    }
+
+    private static ScheduledThreadPoolExecutor thread(String name) {
+        // Steps after the client was closed have no effect.
+        var executor = new ScheduledThreadPoolExecutor(1, daemons(name), new ThreadPoolExecutor.DiscardPolicy());
+        executor.setRemoveOnCancelPolicy(true);
+        return executor;
+    }
+
+    /**
+     * A client on the server or Sentinel of a Lettuce client.
+     *
+     * @param client knows its RedisURI; stays open when this client closes
+     * @return a client with default settings
+     */
+    public static RLockClient create(RedisClient client) {
+        return builder(client).build();
+    }
+
+    /**
+     * A client on a Redis Cluster.
+     *
+     * @param client stays open when this client closes; should refresh its topology
+     * @return a client with default settings
+     */
+    public static RLockClient create(RedisClusterClient client) {
+        return builder(client).build();
+    }
+
+    /**
+     * A client on the server or Sentinel of a Lettuce client.
+     *
+     * @param client knows its RedisURI; stays open when this client closes
+     * @return settings to change
+     */
+    public static Builder builder(RedisClient client) {
+        return new Builder(new Wire.Source(
+                () -> client.connect(StringCodec.UTF8), () -> client.connectPubSub(StringCodec.UTF8), false));
+    }
+
+    /**
+     * A client on a Redis Cluster.
+     *
+     * @param client stays open when this client closes; should refresh its topology
+     * @return settings to change
+     */
+    public static Builder builder(RedisClusterClient client) {
+        return new Builder(new Wire.Source(
+                () -> client.connect(StringCodec.UTF8), () -> client.connectPubSub(StringCodec.UTF8), true));
+    }
+
+    /**
+     * A client on connections that the application makes, such as those of {@code MasterReplica}.
+     * Each supplier is called at the first use, and again if it has failed. The client closes what it
+     * gets.
+     *
+     * @param commands makes a connection to the master
+     * @param messages makes a Pub/Sub connection to the master
+     * @return settings to change
+     */
+    public static Builder builder(
+            Supplier<? extends StatefulConnection<String, String>> commands,
+            Supplier<? extends StatefulRedisPubSubConnection<String, String>> messages) {
+        return new Builder(new Wire.Source(commands, messages, false));
+    }
+
+    /** The settings of a client. */
+    public static final class Builder {
+        private final Wire.Source source;
+        private LockOptions defaults = LockOptions.DEFAULT;
+        private String keyPrefix = "";
+        private LockClock clock = LockClock.SYSTEM;
+        private Consumer<? super Hold> lossListener = hold -> {};
+
+        private Builder(Wire.Source source) {
+            this.source = source;
+        }
+
+        /**
+         * The options of locks that are not given others.
+         *
+         * @param options by default {@link LockOptions#DEFAULT}
+         * @return this
+         */
+        public Builder defaults(LockOptions options) {
+            this.defaults = options;
+            return this;
+        }
+
+        /**
+         * A text before every key.
+         *
+         * @param prefix by default empty
+         * @return this
+         */
+        public Builder keyPrefix(String prefix) {
+            this.keyPrefix = prefix;
+            return this;
+        }
+
+        /**
+         * Sets a listener for holds that are lost before their release.
+         *
+         * @param listener by default none; losses are logged in any case
+         * @return this
+         */
+        public Builder onLost(Consumer<? super Hold> listener) {
+            this.lossListener = listener;
+            return this;
+        }
+
+        /**
+         * The clocks of holds, for tests.
+         *
+         * @param clock by default {@link LockClock#SYSTEM}
+         * @return this
+         */
+        public Builder clock(LockClock clock) {
+            this.clock = clock;
+            return this;
+        }
+
+        /**
+         * Makes the client. It connects at the first use.
+         *
+         * @return the client
+         */
+        public RLockClient build() {
+            return new RLockClient(this);
+        }
+    }
+
+    /**
+     * A mutex.
+     *
+     * @param key where it lives on the server
+     * @return the lock
+     */
+    public RLock lock(String key) {
+        return lock(Resource.Kind.MUTEX, key);
+    }
+
+    /**
+     * A mutex whose queue survives restarts and failovers of the server.
+     *
+     * @param key where it lives on the server
+     * @return the lock
+     */
+    public RLock fairLock(String key) {
+        return lock(Resource.Kind.FAIR, key);
+    }
+
+    /**
+     * Many readers or one writer.
+     *
+     * @param key where it lives on the server
+     * @return the pair of locks
+     */
+    public RReadWriteLock readWriteLock(String key) {
+        return new RReadWriteLock(lock(Resource.Kind.READ, key), lock(Resource.Kind.WRITE, key));
+    }
+
+    /**
+     * Several mutexes that are acquired in one step, all or none.
+     *
+     * @param keys 1 to 128 keys; in a cluster with a common hash tag
+     * @return the lock
+     */
+    public RLock multiLock(String... keys) {
+        return lock(Resource.Kind.MANY, keys);
+    }
+
+    /**
+     * A number of permits. It has to be made with {@link RSemaphore#init(int)} once.
+     *
+     * @param key where it lives on the server
+     * @return the semaphore, of which one permit at a time is acquired
+     */
+    public RSemaphore semaphore(String key) {
+        var resource = new Resource(Resource.Kind.SEMAPHORE, List.of(keyPrefix + key), 1);
+        return new RSemaphore(this, resource, defaults);
+    }
+
+    private RLock lock(Resource.Kind kind, String... keys) {
+        if (keys.length == 0) throw new IllegalArgumentException("no key");
+        var prefixed = List.of(keys).stream().map(key -> keyPrefix + key).toList();
+        return new RLock(this, new Resource(kind, prefixed, 1), defaults);
+    }
+
+    /**
+     * Ends waits with a ClosedException, releases what is held, and waits for the answers for at most
+     * 5 s. To a holder that still works this is a loss. Closes the connections of this client, and
+     * not the Lettuce client.
+     */
+    @Override
+    public void close() {
+        if (!closed.compareAndSet(false, true)) return;
+        var settled = new CompletableFuture<Void>();
+        execute(() -> {
+            var ended = new RLockException.ClosedException();
+            List.copyOf(waits.values()).forEach(wait -> wait.finish(null, ended));
+            List.copyOf(holds).forEach(Hold::endWithClient);
+            CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new))
+                    .whenComplete((done, error) -> settled.complete(null));
+        });
+        try {
+            settled.get(CLOSE_SECONDS, TimeUnit.SECONDS);
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt();
+        } catch (TimeoutException | ExecutionException late) {
+            log.warn("closed without an answer to all releases; the leases end what is left");
+        }
+        execute(wire::close);
+        steps.shutdown();
+        deadlines.shutdownNow();
+        executor.shutdown();
+    }
+
+    static long nextRequest() {
+        return REQUESTS.incrementAndGet();
+    }
+
+    /** How long a lease is relied on: less what two clocks may drift apart. */
+    static long believed(long lease) {
+        return Math.max(1, lease - lease / 100 - 2);
+    }
+
+    static long longer(long pause) {
+        return Math.min(2 * pause, LONGEST_PAUSE_MS);
+    }
+
+    /** The error of a future, with the stack of the caller. */
+    static RuntimeException here(Exception failed) {
+        var error = (RuntimeException) failed.getCause();
+        error.fillInStackTrace();
+        return error;
+    }
+
+    /** Steps have no effect any more. */
+    boolean isEnded() {
+        return steps.isShutdown();
+    }
+
+    boolean isClosed() {
+        return closed.get();
+    }
+
+    String threadOwner() {
+        return id + ":" + THREAD.get();
+    }
+
+    String freshOwner() {
+        return id + ":" + OWNERS.incrementAndGet();
+    }
+
+    /** Runs a step on the client's thread. */
+    void execute(Runnable step) {
+        steps.execute(guarded(step));
+    }
+
+    Future<?> schedule(Runnable step, long milliseconds) {
+        return steps.schedule(guarded(step), milliseconds, TimeUnit.MILLISECONDS);
+    }
+
+    /** Looks at a deadline later. */
+    void watch(Runnable look, long milliseconds) {
+        deadlines.schedule(guarded(look), milliseconds, TimeUnit.MILLISECONDS);
+    }
+
+    <T> void then(CompletableFuture<T> future, BiConsumer<? super T, Throwable> step) {
+        future.whenComplete((value, error) -> execute(() -> step.accept(value, error)));
+    }
+
+    private static Runnable guarded(Runnable step) {
+        return () -> {
+            try {
+                step.run();
+            } catch (RuntimeException | Error bug) {
+                log.error("a step of the lock client failed", bug);
+            }
+        };
+    }
+
+    /** Sends a command and waits for its answer, also if the thread is interrupted. */
+    Object ask(Resource.Call call) {
+        var answer = new CompletableFuture<Object>();
+        execute(() -> then(wire.send(call, Long.MAX_VALUE), (reply, error) -> {
+            if (error == null) answer.complete(reply);
+            else answer.completeExceptionally(RLockException.of(error));
+        }));
+        if (isEnded()) answer.completeExceptionally(new RLockException.ClosedException());
+        try {
+            return answer.join();
+        } catch (CompletionException failed) {
+            throw here(failed);
+        }
+    }
+
+    /** The hold that covers what is asked for, or null. */
+    Hold heldBy(String owner, Resource resource) {
+        var holds = resource.places(owner).stream().map(held::get).distinct().toList();
+        if (holds.size() == 1 && resource.kind() != Resource.Kind.SEMAPHORE) return holds.get(0);
+        if (holds.stream().allMatch(java.util.Objects::isNull)) return null;
+        throw new IllegalMonitorStateException("the owner already holds a part of " + resource);
+    }
+
+    /** The hold that a granted request has led to. */
+    Hold hold(Acquisition granted, List<Long> tokens, long lease, Deadline sent) {
+        var places = granted.resource.places(granted.owner);
+        Hold known = held.get(places.get(0));
+        if (known != null && known.has(tokens) && known.enter()) return known;
+        var hold = new Hold(this, granted, tokens, lease, sent);
+        if (granted.reentrant) places.forEach(place -> held.put(place, hold));
+        holds.add(hold);
+        hold.begin();
+        return hold;
+    }
+
+    void lost(Hold hold, CompletableFuture<Hold> told) {
+        executor.execute(() -> {
+            told.complete(hold);
+            lossListener.accept(hold);
+        });
+    }
+
+    /** Ends a request, if it is not 0, and the hold that was granted to it. */
+    void settle(Resource resource, String owner, long request, List<Long> tokens, long lease) {
+        if (settlements >= MAX_SETTLEMENTS) return;
+        settlements++;
+        var calls = new ArrayList<Resource.Call>();
+        if (request != 0) calls.add(resource.call("CANCEL", owner, "REQ", request));
+        Object[] words = {"REQ", nextRequest()};
+        var parts = resource.each();
+        for (int i = 0; i < parts.size(); i++) {
+            var one = tokens == null ? null : tokens.subList(i, i + 1);
+            calls.add(parts.get(i).call("RELEASE", owner, one, words));
+        }
+        var done = new CompletableFuture<Void>();
+        then(done, (settled, error) -> settlements--);
+        insist(calls, Deadline.in(clock, lease), SHORTEST_PAUSE_MS, done);
+    }
+
+    /** Sends commands until they are answered. An answer that is an error ends it too. */
+    void insist(List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done) {
+        pending.add(done);
+        // Sent one behind the other, they keep their order only over a connection that is there.
+        then(wire.ready(), (ready, unready) -> {
+            if (unready != null) answered(calls, until, pause, done, unready);
+            else {
+                var sent = calls.stream().map(call -> wire.send(call, until.left()));
+                then(
+                        CompletableFuture.allOf(sent.toArray(CompletableFuture<?>[]::new)),
+                        (answers, error) -> answered(calls, until, pause, done, error));
+            }
+        });
+    }
+
+    private void answered(
+            List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done, Throwable error) {
+        var failure = error == null ? null : RLockException.of(error);
+        if (failure instanceof UnavailableException && until.left() > pause) {
+            wire.doubts++;
+            schedule(() -> insist(calls, until, longer(pause), done), pause);
+            return;
+        }
+        pending.remove(done);
+        if (failure == null) done.complete(null);
+        else done.completeExceptionally(failure);
+    }
+
+    // Events of the connections:
+
+    void message(String text) {
+        String[] words = text.split(" ", 3);
+        var wait = waits.get(Long.parseLong(words[1]));
+        if (wait != null) wait.message(words[0], words.length > 2 ? words[2] : "");
+    }
+
+    /** Messages may have been lost, on one channel or on all of them (null). */
+    void interrupted(String channel) {
+        List.copyOf(waits.values()).forEach(wait -> wait.interrupted(channel));
+    }
+
+    void connected() {
+        List.copyOf(holds).forEach(Hold::connected);
+    }
+
+    void disconnected() {
+        List.copyOf(holds).forEach(Hold::disconnected);
+        interrupted(null);
+    }
+}

@@ -1,0 +1,59 @@
+package io.github.rlockredis;
+
+import java.time.Duration;
+
+/**
+ * A number of permits that many processes share, first come, first served. Each acquisition is a
+ * {@link Hold} of its own, which may be released by any thread.
+ */
+public final class RSemaphore extends Lockable {
+    RSemaphore(RLockClient client, Resource resource, LockOptions options) {
+        super(client, resource, options);
+    }
+
+    /**
+     * The same semaphore, acquired in another way.
+     *
+     * @param options the options
+     * @return a semaphore with these options
+     */
+    public RSemaphore with(LockOptions options) {
+        return new RSemaphore(client, resource, options);
+    }
+
+    /**
+     * The same semaphore, of which several permits at a time are acquired.
+     *
+     * @param permits 1 or more
+     * @return a semaphore whose holds have that number of permits
+     */
+    public RSemaphore withPermits(int permits) {
+        return new RSemaphore(client, new Resource(resource.kind(), resource.keys(), permits), options);
+    }
+
+    @Override
+    String currentOwner() {
+        return options.owner();
+    }
+
+    /**
+     * Makes the semaphore, unless it is there.
+     *
+     * @param permits how many there are
+     * @return false if it was there; then it is left as it is
+     */
+    public boolean init(int permits) {
+        return init(permits, Duration.ZERO);
+    }
+
+    /**
+     * Makes the semaphore, unless it is there, and sets when it is deleted.
+     *
+     * @param permits how many there are
+     * @param idle the server deletes it after so long without holders and waiters; zero for never
+     * @return false if it was there; then only its idle time changes
+     */
+    public boolean init(int permits, Duration idle) {
+        return client.ask(resource.init(permits, idle.toMillis())).toString().equals("1");
+    }
+}

@@ -1,0 +1,299 @@
+package io.github.rlockredis;
+
+import io.lettuce.core.RedisChannelHandler;
+import io.lettuce.core.RedisConnectionStateListener;
+import io.lettuce.core.RedisException;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.api.StatefulConnection;
+import io.lettuce.core.cluster.SlotHash;
+import io.lettuce.core.cluster.api.StatefulRedisClusterConnection;
+import io.lettuce.core.cluster.models.partitions.Partitions;
+import io.lettuce.core.cluster.pubsub.StatefulRedisClusterPubSubConnection;
+import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.output.CommandOutput;
+import io.lettuce.core.protocol.AsyncCommand;
+import io.lettuce.core.protocol.Command;
+import io.lettuce.core.protocol.CommandArgs;
+import io.lettuce.core.protocol.ProtocolKeyword;
+import io.lettuce.core.pubsub.RedisPubSubAdapter;
+import io.lettuce.core.pubsub.RedisPubSubListener;
+import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
+import java.net.SocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.WeakHashMap;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.TimeUnit;
+import java.util.function.BiFunction;
+import java.util.function.Supplier;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+
+/**
+ * The connections of one client: one for commands, and one for messages that is made at the first
+ * wait. Its methods run on the client's thread, and it calls back there.
+ */
+final class Wire {
+    /** How connections are made. Cluster connections come from a cluster, others do not. */
+    record Source(
+            Supplier<? extends StatefulConnection<String, String>> commands,
+            Supplier<? extends StatefulRedisPubSubConnection<String, String>> messages,
+            boolean cluster) {}
+
+    private static final Pattern MAX_LEASE = Pattern.compile("rlock_max_lease_ms:(\\d+)");
+
+    private final Source source;
+    private final RLockClient client;
+    private final String prefix;
+    private final Map<String, CompletableFuture<Void>> channels = new HashMap<>();
+    private final Map<Integer, String> slots = new HashMap<>();
+    private final Map<StatefulConnection<?, ?>, Boolean> watched = new WeakHashMap<>();
+    private final Listener listener = new Listener();
+    private CompletableFuture<StatefulConnection<String, String>> commands;
+    private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages;
+
+    /** Milliseconds that one command may take: those of the connection. */
+    volatile long timeout = RedisURI.DEFAULT_TIMEOUT_DURATION.toMillis();
+
+    /** The longest lease that the server grants; known once {@link #ready()} has completed. */
+    long maxLease = Long.MAX_VALUE;
+
+    /** A command may have been carried out twice if this has changed since. */
+    long doubts;
+
+    Wire(Source source, RLockClient client, String prefix) {
+        this.source = source;
+        this.client = client;
+        this.prefix = prefix;
+    }
+
+    /** Completes when commands can be sent. */
+    CompletableFuture<?> ready() {
+        if (commands == null || commands.isCompletedExceptionally()) {
+            commands = CompletableFuture.<StatefulConnection<String, String>>supplyAsync(
+                            source.commands::get, client.executor)
+                    .thenComposeAsync(this::prepare, client::execute);
+        }
+        return commands.copy().orTimeout(timeout, TimeUnit.MILLISECONDS);
+    }
+
+    private CompletionStage<StatefulConnection<String, String>> prepare(StatefulConnection<String, String> connection) {
+        if (!source.cluster) connection.addListener(listener);
+        timeout = connection.getTimeout().toMillis();
+        var section = new CommandArgs<>(StringCodec.UTF8).addValue("rlock");
+        return dispatch(connection, "INFO", section)
+                .orTimeout(timeout, TimeUnit.MILLISECONDS)
+                .handleAsync(
+                        (info, noPermission) -> {
+                            Matcher field = MAX_LEASE.matcher(String.valueOf(info));
+                            if (field.find()) maxLease = Long.parseLong(field.group(1));
+                            return connection;
+                        },
+                        client::execute);
+    }
+
+    /** Sends a command, and fails if no answer has come in time. Cancel it to give it up. */
+    CompletableFuture<Object> send(Resource.Call call, long milliseconds) {
+        var result = new CompletableFuture<Object>();
+        result.orTimeout(Math.max(1, Math.min(milliseconds, timeout)), TimeUnit.MILLISECONDS);
+        ready().thenCompose(ready -> watch(commands.join(), call.slotKey()))
+                .thenCompose(watched -> {
+                    if (result.isDone()) return result;
+                    var command = dispatch(commands.join(), call.command(), call.arguments());
+                    // Lettuce must not send later what its caller has given up.
+                    result.whenComplete((reply, error) -> command.cancel(true));
+                    return command;
+                })
+                .whenComplete((reply, error) -> {
+                    if (error == null) result.complete(reply);
+                    else result.completeExceptionally(error);
+                });
+        return result;
+    }
+
+    private static AsyncCommand<String, String, Object> dispatch(
+            StatefulConnection<String, String> connection, String name, CommandArgs<String, String> arguments) {
+        var command = new AsyncCommand<>(new Command<>(new Keyword(name), new Reply(), arguments));
+        connection.dispatch(command);
+        return command;
+    }
+
+    /** The channel on which waits for a key are answered: one, or in a cluster one per slot. */
+    String channel(String key) {
+        if (!source.cluster) return prefix;
+        return slots.computeIfAbsent(slot(key), slot -> {
+            int tag = 0;
+            while (slot(Integer.toString(tag)) != slot) tag++;
+            return prefix + ":{" + tag + "}";
+        });
+    }
+
+    private static int slot(String key) {
+        return SlotHash.getSlot(key.getBytes(StandardCharsets.UTF_8));
+    }
+
+    /** Completes when the server has confirmed the subscription. */
+    CompletableFuture<Void> subscribe(String channel) {
+        var known = channels.get(channel);
+        if (known != null && !known.isCompletedExceptionally()) return known;
+        // With RESP2 Lettuce may take a message for the answer of SUBSCRIBE. So only a failure of the
+        // command counts, and the listener confirms.
+        var confirmed = new CompletableFuture<Void>();
+        channels.put(channel, confirmed);
+        messages()
+                .thenCompose(connection -> watch(connection, channel).thenApply(done -> connection.async()))
+                .thenCompose(it -> source.cluster ? it.ssubscribe(channel) : it.subscribe(channel))
+                .exceptionally(error -> {
+                    confirmed.completeExceptionally(error);
+                    return null;
+                });
+        return confirmed.orTimeout(timeout, TimeUnit.MILLISECONDS);
+    }
+
+    private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages() {
+        if (messages == null || messages.isCompletedExceptionally()) {
+            messages = CompletableFuture.<StatefulRedisPubSubConnection<String, String>>supplyAsync(
+                            source.messages::get, client.executor)
+                    .thenApplyAsync(
+                            connection -> {
+                                connection.addListener((RedisPubSubListener<String, String>) listener);
+                                if (!source.cluster) connection.addListener((RedisConnectionStateListener) listener);
+                                return connection;
+                            },
+                            client::execute);
+        }
+        return messages;
+    }
+
+    /** Listens to the state of the node's connection that serves a key. */
+    private CompletableFuture<?> watch(StatefulConnection<String, String> connection, String key) {
+        if (connection instanceof StatefulRedisClusterConnection<String, String> cluster) {
+            return watch(cluster.getPartitions(), key, cluster::getConnectionAsync);
+        }
+        if (connection instanceof StatefulRedisClusterPubSubConnection<String, String> cluster) {
+            return watch(cluster.getPartitions(), key, cluster::getConnectionAsync);
+        }
+        return CompletableFuture.completedFuture(null);
+    }
+
+    private <C extends StatefulConnection<String, String>> CompletableFuture<?> watch(
+            Partitions nodes, String key, BiFunction<String, Integer, CompletableFuture<C>> connect) {
+        var node = nodes.getPartitionBySlot(slot(key));
+        if (node == null) return CompletableFuture.completedFuture(null);
+        // Lettuce sends commands of a slot over the connection of this host and port.
+        return connect.apply(node.getUri().getHost(), node.getUri().getPort())
+                .thenAcceptAsync(
+                        connection -> {
+                            if (watched.put(connection, true) == null) connection.addListener(listener);
+                        },
+                        client::execute);
+    }
+
+    /** Closes the connections. */
+    void close() {
+        if (commands != null) commands.thenAccept(StatefulConnection::closeAsync);
+        if (messages != null) messages.thenAccept(StatefulConnection::closeAsync);
+    }
+
+    private final class Listener extends RedisPubSubAdapter<String, String> implements RedisConnectionStateListener {
+        @Override
+        public void onRedisConnected(RedisChannelHandler<?, ?> connection, SocketAddress address) {
+            if (!(connection instanceof StatefulRedisPubSubConnection)) client.execute(client::connected);
+        }
+
+        @Override
+        public void onRedisDisconnected(RedisChannelHandler<?, ?> connection) {
+            client.execute(() -> {
+                if (connection instanceof StatefulRedisPubSubConnection) {
+                    var interrupted = new RedisException("the subscription was interrupted");
+                    channels.values().forEach(pending -> pending.completeExceptionally(interrupted));
+                    channels.clear();
+                    client.interrupted(null);
+                } else {
+                    doubts++;
+                    client.disconnected();
+                }
+            });
+        }
+
+        @Override
+        public void message(String channel, String text) {
+            client.execute(() -> client.message(text));
+        }
+
+        @Override
+        public void smessage(String channel, String text) {
+            message(channel, text);
+        }
+
+        @Override
+        public void subscribed(String channel, long count) {
+            client.execute(() -> {
+                var confirmed = channels.get(channel);
+                if (confirmed != null && confirmed.complete(null)) return;
+                channels.put(channel, CompletableFuture.completedFuture(null));
+                client.interrupted(channel);
+            });
+        }
+
+        @Override
+        public void ssubscribed(String channel, long count) {
+            subscribed(channel, count);
+        }
+
+        @Override
+        public void sunsubscribed(String channel, long count) {
+            client.execute(() -> {
+                channels.remove(channel);
+                client.interrupted(channel);
+            });
+        }
+    }
+
+    /** The name of a command that Lettuce does not know. */
+    private record Keyword(String word) implements ProtocolKeyword {
+        @Override
+        public byte[] getBytes() {
+            return word.getBytes(StandardCharsets.US_ASCII);
+        }
+
+        @Override
+        public String toString() {
+            return word;
+        }
+    }
+
+    /** An integer, a text, nil, or a list of these. Lettuce's own outputs throw at some of them. */
+    private static final class Reply extends CommandOutput<String, String, Object> {
+        private List<Object> list;
+
+        Reply() {
+            super(StringCodec.UTF8, null);
+        }
+
+        @Override
+        public void set(long integer) {
+            add(integer);
+        }
+
+        @Override
+        public void set(ByteBuffer text) {
+            add(text == null ? null : codec.decodeValue(text));
+        }
+
+        @Override
+        public void multi(int count) {
+            if (count >= 0) output = list = new ArrayList<>(count);
+        }
+
+        private void add(Object item) {
+            if (list == null) output = item;
+            else list.add(item);
+        }
+    }
+}

@@ -1,0 +1,604 @@
+package io.github.rlockredis;
+
+import static io.github.rlockredis.TestServer.await;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.github.rlockredis.RLockException.ClosedException;
+import io.github.rlockredis.RLockException.DeadlockException;
+import io.github.rlockredis.RLockException.LockLostException;
+import io.github.rlockredis.RLockException.LockTimeoutException;
+import io.github.rlockredis.RLockException.ModuleMissingException;
+import io.github.rlockredis.RLockException.RefusedException;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.api.sync.RedisCommands;
+import java.time.Duration;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.concurrent.locks.Lock;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+@Timeout(60)
+class LockTest {
+    private static TestServer server;
+    private static RedisClient redisClient;
+    private static RedisCommands<String, String> redis;
+    private RLockClient client;
+    private RLockClient other;
+
+    @BeforeAll
+    static void startServer() throws Exception {
+        server = new TestServer();
+        redisClient = RedisClient.create(server.url());
+        redis = redisClient.connect().sync();
+    }
+
+    @AfterAll
+    static void endServer() throws Exception {
+        redisClient.shutdown(0, 1, TimeUnit.SECONDS);
+        server.close();
+    }
+
+    @BeforeEach
+    void makeClients() {
+        redis.flushall();
+        client = RLockClient.create(redisClient);
+        other = RLockClient.create(redisClient);
+    }
+
+    @AfterEach
+    void closeClients() {
+        client.close();
+        other.close();
+    }
+
+    private static void assertNothingLeft(String key) throws Exception {
+        await("nothing is left of " + key, () -> Probe.holders(redis, key) == 0 && Probe.waiters(redis, key) == 0);
+    }
+
+    private static <T> CompletableFuture<T> inThread(Callable<T> work) {
+        var result = new CompletableFuture<T>();
+        new Thread(() -> {
+                    try {
+                        result.complete(work.call());
+                    } catch (Throwable failed) {
+                        result.completeExceptionally(failed);
+                    }
+                })
+                .start();
+        return result;
+    }
+
+    private static void awaitWaiters(String key, int count) throws Exception {
+        await(count + " wait for " + key, () -> Probe.waiters(redis, key) == count);
+    }
+
+    @Test
+    void every_kind_is_acquired_and_released_with_rising_tokens() throws Exception {
+        client.semaphore("s").init(1);
+        var kinds = List.of(
+                client.lock("m"),
+                client.fairLock("f"),
+                client.readWriteLock("r").readLock(),
+                client.readWriteLock("w").writeLock(),
+                client.semaphore("s"),
+                client.multiLock("a", "b"));
+        long last = 0;
+        for (Lockable kind : kinds) {
+            Hold hold = kind.tryAcquire().orElseThrow();
+            assertTrue(hold.token() > last);
+            last = hold.token();
+            assertTrue(hold.isHeld());
+            assertTrue(hold.remaining().toMillis() > 20_000);
+            assertEquals(1, Probe.holders(redis, hold.keys().get(0)));
+            hold.close();
+            assertFalse(hold.isHeld());
+            assertEquals(Duration.ZERO, hold.remaining());
+            assertEquals(0, Probe.holders(redis, hold.keys().get(0)));
+            hold.close(); // Has no effect.
+        }
+    }
+
+    @Test
+    void every_kind_waits_and_is_handed_over() throws Exception {
+        client.semaphore("s").init(1);
+        var holders = List.of(
+                client.lock("m"),
+                client.fairLock("f"),
+                client.readWriteLock("r").writeLock(),
+                client.readWriteLock("w").writeLock(),
+                client.semaphore("s"),
+                client.multiLock("a", "b"));
+        var waiters = List.of(
+                other.lock("m"),
+                other.fairLock("f"),
+                other.readWriteLock("r").readLock(),
+                other.readWriteLock("w").writeLock(),
+                other.semaphore("s"),
+                other.multiLock("b", "a"));
+        for (int i = 0; i < holders.size(); i++) {
+            Hold hold = holders.get(i).acquire();
+            assertEquals(Optional.empty(), waiters.get(i).tryAcquire());
+            var waiter = waiters.get(i).acquireAsync();
+            awaitWaiters(hold.keys().get(0), 1);
+            hold.close();
+            Hold next = waiter.get(10, TimeUnit.SECONDS);
+            assertTrue(next.token() > hold.token());
+            next.close();
+            assertNothingLeft(hold.keys().get(0));
+        }
+    }
+
+    @Test
+    void a_wait_that_times_out_leaves_nothing() throws Exception {
+        Hold hold = client.lock("k").acquire();
+        assertFalse(other.lock("k").tryLock(100, TimeUnit.MILLISECONDS));
+        assertThrows(LockTimeoutException.class, () -> other.lock("k").acquire(Duration.ofMillis(50)));
+        assertEquals(0, Probe.waiters(redis, "k"));
+        hold.close();
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void reentry_is_counted_in_the_client() throws Exception {
+        RLock lock = client.lock("k");
+        lock.lock();
+        assertTrue(lock.tryLock());
+        try (Hold hold = lock.acquire()) {
+            assertEquals(1L, Probe.one(redis, "RLOCK.HOLDS", "k", hold.owner()));
+            assertEquals(lock.token(), hold.token());
+        }
+        assertSame(lock.acquire(), lock.acquire(Duration.ofSeconds(1)));
+        for (int i = 0; i < 3; i++) lock.unlock();
+        assertTrue(lock.isHeldByCurrentThread());
+        assertFalse(inThread(() -> lock.tryLock()).get());
+        lock.unlock();
+        assertFalse(lock.isHeldByCurrentThread());
+        assertThrows(IllegalMonitorStateException.class, lock::unlock);
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void only_the_holding_thread_unlocks() throws Exception {
+        RLock lock = client.lock("k");
+        lock.lock();
+        var failure = assertThrows(ExecutionException.class, () -> inThread(() -> {
+                    lock.unlock();
+                    return null;
+                })
+                .get());
+        assertEquals(IllegalMonitorStateException.class, failure.getCause().getClass());
+        assertTrue(lock.isHeldByCurrentThread());
+        lock.unlock();
+    }
+
+    @Test
+    void async_acquisitions_have_owners_of_their_own_unless_named() throws Exception {
+        RLock lock = client.lock("k");
+        Hold first = lock.acquireAsync().get();
+        assertEquals(Optional.empty(), lock.tryAcquireAsync(Duration.ZERO).get());
+        first.releaseAsync().get();
+        RLock named = lock.with(LockOptions.DEFAULT.withOwner("alice").withNote("a note"));
+        Hold alice = named.acquireAsync().get();
+        assertSame(alice, named.tryAcquireAsync(Duration.ZERO).get().orElseThrow());
+        assertEquals(1L, Probe.one(redis, "RLOCK.HOLDS", "k", "alice"));
+        assertTrue(Probe.ask(redis, "RLOCK.INFO", "k").toString().contains("a note"));
+        alice.close();
+        assertTrue(alice.isHeld());
+        alice.close();
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void concurrent_requests_of_one_named_owner_make_one_hold() throws Exception {
+        RLock named = client.lock("k").with(LockOptions.DEFAULT.withOwner("alice"));
+        named.acquireAsync().get().close(); // Connects, so that the requests arrive in their order.
+        var holds = List.of(named.acquireAsync(), named.acquireAsync(), named.acquireAsync());
+        for (var hold : holds) assertSame(holds.get(0).get(), hold.get());
+        for (var hold : holds) hold.get().close();
+        assertFalse(holds.get(0).get().isHeld());
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void a_part_of_several_keys_cannot_be_held_already() throws Exception {
+        client.lock("a").lock();
+        assertThrows(IllegalMonitorStateException.class, () -> client.multiLock("a", "b")
+                .tryAcquire());
+        client.lock("a").unlock();
+        Hold both = client.multiLock("a", "b").acquire();
+        client.lock("a").lock(); // Covered by the hold of both.
+        client.lock("a").unlock();
+        assertTrue(both.isHeld());
+        assertEquals(2, both.tokens().size());
+        both.close();
+        assertNothingLeft("a");
+        assertNothingLeft("b");
+    }
+
+    @Test
+    void threads_exclude_each_other() throws Exception {
+        var counter = new int[1];
+        var threads = Executors.newFixedThreadPool(8);
+        try {
+            var done = new CompletableFuture<?>[8];
+            for (int i = 0; i < done.length; i++) {
+                RLock lock = (i % 2 == 0 ? client : other).lock("k");
+                done[i] = CompletableFuture.runAsync(
+                        () -> {
+                            for (int n = 0; n < 25; n++) {
+                                lock.lock();
+                                try {
+                                    int before = counter[0];
+                                    Thread.yield();
+                                    counter[0] = before + 1;
+                                } finally {
+                                    lock.unlock();
+                                }
+                            }
+                        },
+                        threads);
+            }
+            CompletableFuture.allOf(done).get(40, TimeUnit.SECONDS);
+        } finally {
+            threads.shutdownNow();
+        }
+        assertEquals(200, counter[0]);
+        assertNothingLeft("k");
+    }
+
+    /** Needs Java 21: {@code mvn test -Djvm=/path/to/a/newer/java}. */
+    @Test
+    void virtual_threads_exclude_each_other() throws Exception {
+        java.util.concurrent.ExecutorService threads;
+        try {
+            threads = (java.util.concurrent.ExecutorService)
+                    Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
+        } catch (NoSuchMethodException tooOld) {
+            org.junit.jupiter.api.Assumptions.abort("this Java has no virtual threads");
+            return;
+        }
+        var counter = new int[1];
+        var lock = client.lock("k");
+        // Many more than there are carrier threads: a pinned one would let nobody unlock.
+        var done = new CompletableFuture<?>[200];
+        for (int i = 0; i < done.length; i++) {
+            done[i] = CompletableFuture.runAsync(
+                    () -> {
+                        lock.lock();
+                        try {
+                            counter[0]++;
+                        } finally {
+                            lock.unlock();
+                        }
+                    },
+                    threads);
+        }
+        CompletableFuture.allOf(done).get(40, TimeUnit.SECONDS);
+        threads.shutdown();
+        assertEquals(done.length, counter[0]);
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void a_fixed_lease_is_not_renewed_and_its_loss_is_told() throws Exception {
+        var told = new CompletableFuture<Hold>();
+        try (var listening =
+                RLockClient.builder(redisClient).onLost(told::complete).build()) {
+            RLock lock = listening.lock("k");
+            assertTrue(lock.tryLock(1_000, 300, TimeUnit.MILLISECONDS));
+            long token = lock.token();
+            assertEquals(token, told.get(10, TimeUnit.SECONDS).token());
+            assertFalse(lock.isHeldByCurrentThread());
+            assertThrows(LockLostException.class, lock::lock);
+            assertThrows(LockLostException.class, lock::unlock);
+            lock.lock();
+            lock.unlock();
+        }
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void a_short_lease_is_renewed() throws Exception {
+        try (Hold hold = client.lock("k").with(lease(1_500)).acquire()) {
+            Thread.sleep(3_000);
+            int holders = Probe.holders(redis, "k");
+            assertTrue(hold.isHeld());
+            assertEquals(1, holders);
+        }
+    }
+
+    private static LockOptions lease(long milliseconds) {
+        return LockOptions.DEFAULT.withLease(Duration.ofMillis(milliseconds));
+    }
+
+    @Test
+    void a_hold_that_was_taken_away_is_lost() throws Exception {
+        Hold hold = client.lock("k").with(lease(900)).acquire();
+        var lost = new CompletableFuture<Hold>();
+        hold.onLost(lost::complete);
+        redis.del("k");
+        assertSame(hold, lost.get(10, TimeUnit.SECONDS));
+        assertThrows(LockLostException.class, hold::close);
+        var late = new CompletableFuture<Hold>();
+        hold.onLost(late::complete);
+        assertSame(hold, late.get(10, TimeUnit.SECONDS));
+    }
+
+    @Test
+    void a_release_tells_that_the_hold_was_taken_away() throws Exception {
+        Hold hold = client.lock("k").acquire();
+        redis.del("k");
+        assertThrows(LockLostException.class, hold::close);
+    }
+
+    @Test
+    void a_hold_is_lost_when_the_process_has_slept() throws Exception {
+        var clock = new TestClock();
+        try (var sleeper = RLockClient.builder(redisClient).clock(clock).build()) {
+            Hold hold = sleeper.lock("k").acquire();
+            var lost = new CompletableFuture<Hold>();
+            hold.onLost(lost::complete);
+            clock.advance(31_000);
+            assertFalse(hold.isHeld());
+            assertSame(hold, lost.get(10, TimeUnit.SECONDS));
+            // The server counts otherwise here, and is told.
+            assertNothingLeft("k");
+            assertThrows(LockLostException.class, hold::close);
+        }
+    }
+
+    @Test
+    void the_work_decides_what_scopes_throw() throws Exception {
+        assertEquals("done", client.lock("k").callLocked(() -> {
+            redis.del("k");
+            return "done";
+        }));
+        assertThrows(java.io.IOException.class, () -> client.lock("k").callLocked(() -> {
+            redis.del("k");
+            throw new java.io.IOException("of the work");
+        }));
+        var failure = assertThrows(java.io.IOException.class, () -> {
+            try (Hold hold = client.lock("k").acquire()) {
+                redis.del("k");
+                throw new java.io.IOException("of the work");
+            }
+        });
+        assertEquals(LockLostException.class, failure.getSuppressed()[0].getClass());
+        assertThrows(LockLostException.class, () -> {
+            try (Hold hold = client.lock("k").acquire()) {
+                redis.del("k");
+            }
+        });
+    }
+
+    @Test
+    void an_interrupt_withdraws_the_request() throws Exception {
+        Hold hold = client.lock("k").acquire();
+        var thread = new AtomicReference<Thread>();
+        var waiter = inThread(() -> {
+            thread.set(Thread.currentThread());
+            return other.lock("k").acquire();
+        });
+        awaitWaiters("k", 1);
+        thread.get().interrupt();
+        var failure = assertThrows(ExecutionException.class, waiter::get);
+        assertEquals(InterruptedException.class, failure.getCause().getClass());
+        awaitWaiters("k", 0);
+        hold.close();
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void lock_outlasts_an_interrupt() throws Exception {
+        Hold hold = client.lock("k").acquire();
+        var thread = new AtomicReference<Thread>();
+        var waiter = inThread(() -> {
+            thread.set(Thread.currentThread());
+            Lock lock = other.lock("k");
+            lock.lock();
+            boolean interrupted = Thread.interrupted();
+            lock.unlock();
+            return interrupted;
+        });
+        awaitWaiters("k", 1);
+        thread.get().interrupt();
+        hold.close();
+        assertTrue(waiter.get());
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void a_request_cancelled_at_any_moment_leaves_nothing() throws Exception {
+        for (int i = 0; i < 60; i++) {
+            Hold hold = i % 3 == 0 ? null : client.lock("k").acquire();
+            var request = other.lock("k").acquireAsync();
+            long pause = ThreadLocalRandom.current().nextLong(3_000_000);
+            TimeUnit.NANOSECONDS.sleep(pause);
+            if (hold != null && i % 3 == 1) hold.releaseAsync();
+            request.cancel(true);
+            if (hold != null && i % 3 == 2) hold.close();
+            if (request.isCancelled()) assertThrows(java.util.concurrent.CancellationException.class, request::join);
+            else request.join().close();
+            assertNothingLeft("k");
+        }
+    }
+
+    @Test
+    void closing_leaves_nothing() throws Exception {
+        Hold mine = client.lock("mine").acquire();
+        Hold theirs = other.lock("theirs").acquire();
+        var waiter = client.lock("theirs").acquireAsync();
+        awaitWaiters("theirs", 1);
+        int before = Thread.activeCount();
+        client.close();
+        assertFalse(mine.isHeld());
+        var failure = assertThrows(CompletionException.class, waiter::join);
+        assertEquals(ClosedException.class, failure.getCause().getClass());
+        assertNothingLeft("mine");
+        awaitWaiters("theirs", 0);
+        assertThrows(ClosedException.class, () -> client.lock("mine").acquire());
+        theirs.close();
+        await("its threads have ended", () -> Thread.activeCount() < before);
+        assertEquals("PONG", redis.ping());
+    }
+
+    @Test
+    void server_errors_are_typed() throws Exception {
+        redis.set("text", "no lock");
+        assertEquals(
+                "WRONGTYPE",
+                assertThrows(RefusedException.class, () -> client.lock("text").acquire())
+                        .code());
+        assertEquals(
+                "NOSEMAPHORE",
+                assertThrows(RefusedException.class, () -> client.semaphore("none")
+                                .tryAcquire())
+                        .code());
+        RLock read = client.readWriteLock("rw").readLock();
+        RLock write = client.readWriteLock("rw").writeLock();
+        read.lock();
+        var second = other.readWriteLock("rw");
+        second.readLock().lock();
+        var upgrade = inThread(() -> {
+            // As the thread of this test, which reads.
+            return write.with(LockOptions.DEFAULT.withOwner(client.threadOwner()))
+                    .acquire();
+        });
+        assertFalse(upgrade.isDone());
+        var upgrading = write.with(LockOptions.DEFAULT.withOwner(read.acquire().owner()))
+                .acquireAsync();
+        read.unlock();
+        awaitWaiters("rw", 2);
+        assertThrows(DeadlockException.class, () -> second.writeLock().acquire());
+        second.readLock().unlock();
+        upgrading.get(10, TimeUnit.SECONDS).close();
+        read.unlock();
+        upgrade.get(10, TimeUnit.SECONDS).close();
+        assertNothingLeft("rw");
+    }
+
+    @Test
+    void a_server_without_the_module_is_told_apart() throws Exception {
+        try (var plain = new TestServer(false)) {
+            var plainClient = RedisClient.create(plain.url());
+            try (var none = RLockClient.create(plainClient)) {
+                assertThrows(ModuleMissingException.class, () -> none.lock("k").tryLock());
+                assertThrows(ModuleMissingException.class, () -> none.lock("k").lock());
+            } finally {
+                plainClient.shutdown(0, 1, TimeUnit.SECONDS);
+            }
+        }
+    }
+
+    @Test
+    void readers_share_and_the_writer_is_alone() throws Exception {
+        var mine = client.readWriteLock("rw");
+        var theirs = other.readWriteLock("rw");
+        mine.readLock().lock();
+        theirs.readLock().lock();
+        assertFalse(theirs.writeLock().tryLock());
+        mine.readLock().unlock();
+        assertTrue(theirs.writeLock().tryLock());
+        assertFalse(mine.readLock().tryLock());
+        theirs.readLock().unlock();
+        theirs.writeLock().unlock();
+        assertNothingLeft("rw");
+    }
+
+    @Test
+    void a_semaphore_hands_out_its_permits() throws Exception {
+        var semaphore = client.semaphore("s");
+        assertTrue(semaphore.init(3, Duration.ofHours(1)));
+        assertFalse(semaphore.init(5));
+        Hold two = semaphore.withPermits(2).acquire();
+        Hold one = semaphore.acquire(); // The same thread, and yet another permit.
+        assertEquals(Optional.empty(), semaphore.tryAcquire());
+        two.close();
+        semaphore.withPermits(2).acquire(Duration.ofSeconds(5)).close();
+        one.close();
+        assertEquals(0, Probe.holders(redis, "s"));
+    }
+
+    @Test
+    void a_kept_lock_stays_closed() throws Exception {
+        Hold hold = client.lock("k").acquire();
+        hold.releaseAndKeep(Duration.ofMillis(400));
+        assertFalse(client.lock("k").tryLock());
+        client.lock("k").acquire(Duration.ofSeconds(10)).close();
+    }
+
+    @Test
+    void one_leads_at_a_time() throws Exception {
+        var leaders = new AtomicInteger();
+        var terms = new AtomicInteger();
+        var both = new AtomicBoolean();
+        LeaderElection.Work work = hold -> {
+            if (leaders.incrementAndGet() > 1) both.set(true);
+            terms.incrementAndGet();
+            try {
+                new CountDownLatch(1).await();
+            } finally {
+                leaders.decrementAndGet();
+            }
+        };
+        try (var first = LeaderElection.start(client.lock("k").with(lease(900)), work)) {
+            await("somebody leads", () -> leaders.get() == 1);
+            try (var second = LeaderElection.start(other.lock("k").with(lease(900)), work)) {
+                awaitWaiters("k", 1);
+                redis.del("k");
+                await("another leads", () -> terms.get() == 2);
+                first.close();
+                await("the second leads", () -> leaders.get() == 1 && Probe.waiters(redis, "k") == 0);
+            }
+        }
+        assertFalse(both.get() && terms.get() < 2);
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void keys_have_the_prefix() throws Exception {
+        try (var prefixed = RLockClient.builder(redisClient).keyPrefix("app:").build()) {
+            Hold hold = prefixed.lock("k").acquire();
+            assertEquals(1, Probe.holders(redis, "app:k"));
+            assertEquals(List.of("app:k"), hold.keys());
+            assertFalse(client.lock("app:k").tryLock());
+            var waiter = prefixed.lock("k").acquireAsync();
+            awaitWaiters("app:k", 1);
+            hold.close();
+            waiter.get().close();
+        }
+    }
+
+    @Test
+    void owners_and_requests_differ() throws Exception {
+        Hold mine = client.lock("a").acquire();
+        Hold theirs = inThread(() -> client.lock("b").acquire()).get();
+        assertNotEquals(mine.owner(), theirs.owner());
+        assertEquals(mine.owner().split(":")[0], theirs.owner().split(":")[0]);
+        assertTrue(RLockClient.nextRequest()
+                > TimeUnit.MILLISECONDS.toMicros(System.currentTimeMillis()) - 3_600_000_000L);
+        mine.close();
+        theirs.close();
+    }
+}

@@ -1,0 +1,28 @@
+package io.github.rlockredis.spring.boot;
+
+import org.springframework.aop.framework.autoproxy.AbstractBeanFactoryAwareAdvisingPostProcessor;
+import org.springframework.aop.support.DefaultPointcutAdvisor;
+import org.springframework.aop.support.annotation.AnnotationMatchingPointcut;
+import org.springframework.beans.factory.BeanFactory;
+
+/** Wraps beans that have {@link DistributedLock} methods. */
+final class DistributedLockPostProcessor extends AbstractBeanFactoryAwareAdvisingPostProcessor {
+    private static final long serialVersionUID = 1;
+
+    private final transient DistributedLockInterceptor interceptor;
+
+    DistributedLockPostProcessor(DistributedLockInterceptor interceptor) {
+        this.interceptor = interceptor;
+        // The lock comes before the transaction.
+        setBeforeExistingAdvisors(true);
+        setProxyTargetClass(true);
+        this.advisor = new DefaultPointcutAdvisor(
+                AnnotationMatchingPointcut.forMethodAnnotation(DistributedLock.class), interceptor);
+    }
+
+    @Override
+    public void setBeanFactory(BeanFactory factory) {
+        super.setBeanFactory(factory);
+        interceptor.setBeanFactory(factory);
+    }
+}
