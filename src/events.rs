@@ -64,7 +64,9 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::look_at_files(ctx);
             propagation::on_tick(ctx);
             shard_channels::on_tick(ctx);
-            quarantine::on_tick(ctx);
+            if quarantine::on_tick(ctx) {
+                timer::arm_soon();
+            }
             return jobs::on_tick(ctx);
         }
         ServerEvent::BeforeSleep => {

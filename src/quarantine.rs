@@ -108,8 +108,9 @@ pub(crate) fn look(ctx: Ctx<'_>) {
     }
 }
 
-/// The server's regular tick: the right to grant may have come or gone, and a quarantine may have ended.
-pub(crate) fn on_tick(ctx: Ctx<'_>) {
+/// The server's regular tick: the right to grant may have come or gone, and a quarantine may have ended. Returns whether holds may
+/// begin again: then the timer has to serve the queues.
+pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
     right_to_grant::on_tick(ctx);
     let now_us = clock::mono_us();
     let is_missing = right_to_grant::is_missing(now_us);
@@ -122,12 +123,14 @@ pub(crate) fn on_tick(ctx: Ctx<'_>) {
             WAS_PAUSED.store(false, Ordering::Relaxed);
             log_notice("locks are granted again");
             state::tell(Engine::grants_resumed);
+            return true;
         }
         MayGrant::NoReplicas if !was_paused && ctx.flags().is_master() => {
             log_warning("too few replicas follow: no lock is granted or renewed (rlock.min-replicas)");
         }
         _ => {}
     }
+    false
 }
 
 /// Whether holds may begin and be renewed at a moment of the steady clock.
