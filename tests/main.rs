@@ -22,6 +22,7 @@ mod effects_of_hand_overs;
 mod events;
 mod eviction;
 mod failover;
+mod failover_campaign;
 mod failover_exclusion;
 mod fair;
 mod fair_leaving;

@@ -88,12 +88,17 @@ pub enum Elsewhere {
 impl Client {
     /// A connection to the server on a port of this machine, if there is one that answers.
     pub fn connect(port: u16) -> io::Result<Client> {
+        Client::connect_within(port, PATIENCE)
+    }
+
+    /// The same, for a server that may have been stopped.
+    pub fn connect_within(port: u16, patience: Duration) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
         let mut client =
             Client { stream, id: 0, family: MUTEX, received: Vec::new(), consumed: 0, elsewhere: Elsewhere::No };
         client.try_send(&[Command::from("CLIENT ID")])?;
-        client.id = match client.reply_within(PATIENCE)? {
+        client.id = match client.reply_within(patience)? {
             Reply::Int(id) => id,
             other => return Err(io::Error::other(format!("no number for CLIENT ID: {other:?}"))),
         };
