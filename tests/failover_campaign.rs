@@ -199,6 +199,8 @@ impl Campaign {
         servers.swap(0, 1);
         let mut master = servers[0].client();
         eventually(SOON, || master.info_number("rlock_may_grant") == 1 && master.info("connected_slaves") == "2");
+        // Time itself: the work between two faults.
+        thread::sleep(Duration::from_millis(1500));
         // Some more work before the next one.
         thread::sleep(Duration::from_secs(1));
     }
