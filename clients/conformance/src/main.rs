@@ -1,0 +1,208 @@
+//! Checks the client package of a language against clients/BEHAVIOUR.md, on real servers.
+
+#![allow(missing_docs, reason = "a program")]
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times of a test")]
+
+mod broken;
+mod clock;
+mod program;
+mod proxy;
+mod results;
+mod scenarios;
+mod servers;
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::broken::Broken;
+use crate::program::Program;
+use crate::results::{Finding, Outcome, Report};
+use crate::scenarios::Scenario;
+use crate::servers::Programs;
+use crate::world::World;
+
+/// No scenario takes as long, unless something hangs.
+const SCENARIO_DEADLINE: Duration = Duration::from_secs(180);
+
+/// Checks a client of rlock in any language against clients/BEHAVIOUR.md.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The program of a language: how to start it. It speaks PROTOCOL.md.
+    #[arg(long, required_unless_present_any = ["list", "table"])]
+    program: Option<String>,
+    /// The module that servers load.
+    #[arg(long, env = "RLOCK_MODULE", default_value = "target/release/librlock.so")]
+    module: PathBuf,
+    /// The server.
+    #[arg(long, env = "SERVER", default_value = "redis-server")]
+    server: String,
+    /// The server's command line tool, which makes clusters.
+    #[arg(long, default_value = "redis-cli")]
+    cli: String,
+    /// What the results are called. Default: the language that the program names.
+    #[arg(long)]
+    name: Option<String>,
+    /// Sent with each `connect`, for packages with several drivers.
+    #[arg(long)]
+    driver: Option<String>,
+    /// Only the short form.
+    #[arg(long)]
+    short: bool,
+    /// How many scenarios run at the same time.
+    #[arg(long, default_value_t = 6)]
+    jobs: usize,
+    /// Writes the results as JSON into this folder.
+    #[arg(long)]
+    results: Option<PathBuf>,
+    /// Lists the scenarios.
+    #[arg(long)]
+    list: bool,
+    /// Writes a table of results in Markdown. The other arguments are the files of the results.
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
+    /// Names of scenarios, or beginnings of names. None: all.
+    scenarios: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if arguments.list {
+        for scenario in scenarios::all() {
+            let form = if scenario.is_short { "short" } else { "long " };
+            println!("{form}  {:32} {:24} {}", scenario.name, scenario.rules, scenario.needs.join(" "));
+        }
+        return ExitCode::SUCCESS;
+    }
+    if let Some(table) = &arguments.table {
+        results::write_table(table, &arguments.scenarios);
+        return ExitCode::SUCCESS;
+    }
+    clock::watch_lateness();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let report = runtime.block_on(judge(&arguments));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    match report {
+        Ok(report) => {
+            if let Some(folder) = &arguments.results {
+                report.write(folder);
+            }
+            report.print_summary();
+            if report.is_green() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(broken) => {
+            eprintln!("conformance: {}", broken.text);
+            ExitCode::from(2)
+        }
+    }
+}
+
+struct Judge {
+    programs: Arc<Programs>,
+    command: String,
+    driver: Option<String>,
+    /// Programs that are between two scenarios.
+    idle: Mutex<Vec<Arc<Program>>>,
+}
+
+async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
+    let module = std::fs::canonicalize(&arguments.module);
+    let module = module.map_err(|error| Broken::new("driver", format!("--module {}: {error}", arguments.module.display())))?;
+    let programs = Programs { server: arguments.server.clone(), cli: arguments.cli.clone(), module };
+    let judge = Arc::new(Judge {
+        programs: Arc::new(programs),
+        command: arguments.program.clone().unwrap_or_default(),
+        driver: arguments.driver.clone(),
+        idle: Mutex::default(),
+    });
+    let asked = |scenario: &&Scenario| {
+        let is_named = arguments.scenarios.iter().any(|name| scenario.name.starts_with(name.as_str()));
+        is_named || arguments.scenarios.is_empty() && (scenario.is_short || !arguments.short)
+    };
+    let chosen: Vec<_> = scenarios::all().filter(asked).collect();
+    if chosen.is_empty() {
+        return Err(Broken::new("driver", "no scenario has such a name; --list shows them"));
+    }
+    let first = Program::start(&judge.command).await?;
+    let language = first.language().to_owned();
+    let name = arguments.name.clone().unwrap_or_else(|| match &arguments.driver {
+        Some(driver) => format!("{language}-{driver}"),
+        None => language.clone(),
+    });
+    let mut report = Report::new(&name, &first.hello, arguments.driver.as_deref());
+    judge.idle.lock().unwrap().push(first);
+
+    let places = Arc::new(tokio::sync::Semaphore::new(arguments.jobs.max(1)));
+    let running: Vec<_> = chosen
+        .iter()
+        .map(|&scenario| {
+            let (judge, places) = (judge.clone(), places.clone());
+            tokio::spawn(async move {
+                let _place = places.acquire_owned().await;
+                let finding = judge.examine(scenario).await;
+                finding.print();
+                finding
+            })
+        })
+        .collect();
+    for (task, scenario) in running.into_iter().zip(&chosen) {
+        let mut finding = task.await.map_err(|error| Broken::new("driver", format!("{}: {error}", scenario.name)))?;
+        // A busy machine may be at fault. Two believers are never forgiven.
+        if finding.outcome == Outcome::Red && finding.may_be_repeated() {
+            report.repeat.push(scenario.name);
+            finding.repeated = false;
+        }
+        report.findings.push(finding);
+    }
+    for finding in report.findings.iter_mut().filter(|finding| finding.outcome == Outcome::Red) {
+        if !finding.may_be_repeated() {
+            continue;
+        }
+        let Some(scenario) = chosen.iter().find(|scenario| scenario.name == finding.name) else { continue };
+        let mut again = judge.examine(scenario).await;
+        again.repeated = true;
+        again.reason = format!("{}{}", again.reason, if again.reason.is_empty() { format!("at first: {}", finding.reason) } else { String::new() });
+        again.print();
+        *finding = again;
+    }
+    Ok(report)
+}
+
+impl Judge {
+    async fn examine(&self, scenario: &'static Scenario) -> Finding {
+        let started = std::time::Instant::now();
+        let outcome = self.run(scenario).await;
+        Finding::new(scenario, outcome, started.elapsed())
+    }
+
+    async fn run(&self, scenario: &Scenario) -> Result<(), Broken> {
+        let idle = self.idle.lock().unwrap().pop();
+        let program = match idle {
+            Some(program) => program,
+            None => Program::start(&self.command).await?,
+        };
+        if let Some(need) = scenario.needs.iter().find(|need| !program.has(need)) {
+            self.idle.lock().unwrap().push(program);
+            return Err(Broken::lacking(format!("the program does not list {need}")));
+        }
+        let (programs, driver) = (self.programs.clone(), self.driver.clone());
+        let world = World::new(scenario.name, programs, &self.command, driver, program).await?;
+        let ran = tokio::time::timeout(SCENARIO_DEADLINE, (scenario.run)(&world)).await;
+        let ran = ran.unwrap_or_else(|_| Err(Broken::new("", format!("it hangs for {SCENARIO_DEADLINE:?}"))));
+        // What it saw of beliefs counts, however the scenario ended.
+        world.check_exclusion()?;
+        match &ran {
+            Err(broken) if broken.rules != "none" => return ran,
+            _ => {}
+        }
+        world.close_clients().await?;
+        world.check_exclusion()?;
+        self.idle.lock().unwrap().push(world.program.clone());
+        ran
+    }
+}

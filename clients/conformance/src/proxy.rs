@@ -1,0 +1,468 @@
+//! A network that misbehaves as it is told, between a client and one server. It understands RESP, so that it can lose the reply to
+//! one command, or answer a command itself.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::clock::now_us;
+
+/// What becomes of a command, or of a message on a channel.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    Pass,
+    /// The server gets it. When its reply arrives, the connection is cut instead.
+    LoseReply,
+    /// The connection is cut, and the server does not get it.
+    Cut,
+    /// The server does not get it; this is the reply.
+    Answer(String),
+    /// A message disappears. A command as well, and its reply never comes.
+    Drop,
+}
+
+impl Fate {
+    /// An error as the server would write it.
+    pub fn error(text: &str) -> Fate {
+        Fate::Answer(format!("-{text}\r\n"))
+    }
+}
+
+/// A command that came by.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub at_us: i64,
+    pub connection: usize,
+    /// The first is in capital letters.
+    pub words: Vec<String>,
+}
+
+impl Seen {
+    pub fn is(&self, verb: &str) -> bool {
+        is(&self.words, verb)
+    }
+
+    /// What stands behind an option.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        let at = self.words.iter().position(|word| word.eq_ignore_ascii_case(name))?;
+        self.words.get(at + 1).map(String::as_str)
+    }
+}
+
+/// Whether it is that command of one of the families: `ACQUIRE` is `RLOCK.ACQUIRE`, `RLOCK.MACQUIRE` and so on.
+pub fn is(words: &[String], verb: &str) -> bool {
+    let (family, command) = words.first().and_then(|word| word.split_once('.')).unwrap_or_default();
+    family.starts_with('R') && (command == verb || command.strip_prefix('M') == Some(verb))
+}
+
+type Rule = Box<dyn FnMut(&[String]) -> Fate + Send>;
+
+struct Sky {
+    upstream: AtomicU16,
+    delay_us: AtomicU64,
+    stalled: watch::Sender<bool>,
+    /// All connections of earlier generations are cut.
+    generation: watch::Sender<u64>,
+    refuses: AtomicBool,
+    /// Integers in the replies to lock commands become strings.
+    stringifies: AtomicBool,
+    /// How many bytes of replies and messages still pass before everything is cut.
+    budget: Mutex<Option<usize>>,
+    rule: Mutex<Rule>,
+    messages: Mutex<Rule>,
+    seen: Mutex<Vec<Seen>>,
+    connections: AtomicUsize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub struct Proxy {
+    pub port: u16,
+    sky: Arc<Sky>,
+    acceptor: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.acceptor.abort();
+        self.cut();
+    }
+}
+
+impl Proxy {
+    /// In front of a server, in good weather.
+    pub async fn before(port: u16) -> Proxy {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
+        let own_port = listener.local_addr().expect("an address").port();
+        let sky = Arc::new(Sky {
+            upstream: AtomicU16::new(port),
+            delay_us: AtomicU64::new(0),
+            stalled: watch::Sender::new(false),
+            generation: watch::Sender::new(0),
+            refuses: AtomicBool::new(false),
+            stringifies: AtomicBool::new(false),
+            budget: Mutex::new(None),
+            rule: Mutex::new(Box::new(|_| Fate::Pass)),
+            messages: Mutex::new(Box::new(|_| Fate::Pass)),
+            seen: Mutex::default(),
+            connections: AtomicUsize::new(0),
+        });
+        let above = sky.clone();
+        let acceptor = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if !above.refuses.load(Ordering::Relaxed) {
+                    tokio::spawn(serve(client, above.clone()));
+                }
+            }
+        });
+        Proxy { port: own_port, sky, acceptor }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    /// How long each piece takes, in each direction.
+    pub fn delay(&self, ms: u64) {
+        self.sky.delay_us.store(ms * 1000, Ordering::Relaxed);
+    }
+
+    /// Nothing arrives any more, and no connection is reset. Connections can still be made.
+    pub fn stall(&self) {
+        self.sky.stalled.send_replace(true);
+    }
+
+    /// What was stalled arrives.
+    pub fn flow(&self) {
+        self.sky.stalled.send_replace(false);
+    }
+
+    /// Cuts all connections that there are.
+    pub fn cut(&self) {
+        self.sky.generation.send_modify(|generation| *generation += 1);
+    }
+
+    /// New connections are closed at once.
+    pub fn refuse(&self, refuses: bool) {
+        self.sky.refuses.store(refuses, Ordering::Relaxed);
+    }
+
+    pub fn stringify(&self) {
+        self.sky.stringifies.store(true, Ordering::Relaxed);
+    }
+
+    /// After so many more bytes to the client everything is cut, once.
+    pub fn cut_after(&self, bytes: usize) {
+        *lock(&self.sky.budget) = Some(bytes);
+    }
+
+    /// From now on each command asks this.
+    pub fn on_command(&self, rule: impl FnMut(&[String]) -> Fate + Send + 'static) {
+        *lock(&self.sky.rule) = Box::new(rule);
+    }
+
+    /// The next `times` commands of that kind have this fate.
+    pub fn next(&self, verb: &'static str, mut times: usize, fate: Fate) {
+        self.on_command(move |words| {
+            if times > 0 && is(words, verb) {
+                times -= 1;
+                return fate.clone();
+            }
+            Fate::Pass
+        });
+    }
+
+    /// From now on each message asks this, by its words.
+    pub fn on_message(&self, rule: impl FnMut(&[String]) -> Fate + Send + 'static) {
+        *lock(&self.sky.messages) = Box::new(rule);
+    }
+
+    /// Good weather.
+    pub fn clear(&self) {
+        self.on_command(|_| Fate::Pass);
+        self.on_message(|_| Fate::Pass);
+        *lock(&self.sky.budget) = None;
+        self.delay(0);
+        self.refuse(false);
+        self.flow();
+    }
+
+    /// All lock commands that came by.
+    pub fn seen(&self) -> Vec<Seen> {
+        lock(&self.sky.seen).clone()
+    }
+
+    pub fn seen_of(&self, verb: &str) -> Vec<Seen> {
+        self.seen().into_iter().filter(|seen| seen.is(verb)).collect()
+    }
+}
+
+/// What the next reply of the server is for.
+enum Expected {
+    Pass { stringified: bool },
+    Lost,
+    Dropped,
+    Own(Vec<u8>),
+}
+
+enum Piece {
+    Bytes(Instant, Vec<u8>),
+    Close,
+}
+
+async fn serve(client: TcpStream, sky: Arc<Sky>) {
+    let mut generation = sky.generation.subscribe();
+    generation.mark_unchanged();
+    let Ok(server) = TcpStream::connect(("127.0.0.1", sky.upstream.load(Ordering::Relaxed))).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let number = sky.connections.fetch_add(1, Ordering::Relaxed);
+    let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+    let expected = Mutex::new(VecDeque::new());
+    let (up, up_pieces) = mpsc::unbounded_channel();
+    let (down, down_pieces) = mpsc::unbounded_channel();
+    // Whichever ends first ends the connection, but for what the server has still to say to a client that has closed: it cannot be heard.
+    tokio::select! {
+        () = commands(from_client, &up, &down, &expected, &sky, number) => {}
+        () = replies(from_server, &down, &expected, &sky) => {
+            // What it said last arrives.
+            tokio::time::sleep(Duration::from_micros(sky.delay_us.load(Ordering::Relaxed)) + Duration::from_millis(2)).await;
+        }
+        () = write(to_server, up_pieces, &sky, false) => {}
+        () = write(to_client, down_pieces, &sky, true) => {}
+        _ = generation.changed() => {}
+    }
+}
+
+fn due(sky: &Sky) -> Instant {
+    Instant::now() + Duration::from_micros(sky.delay_us.load(Ordering::Relaxed))
+}
+
+type Pieces = mpsc::UnboundedSender<Piece>;
+
+async fn commands(
+    mut from: OwnedReadHalf,
+    up: &Pieces,
+    down: &Pieces,
+    expected: &Mutex<VecDeque<Expected>>,
+    sky: &Sky,
+    connection: usize,
+) {
+    let mut buffer = Vec::new();
+    while from.read_buf(&mut buffer).await.is_ok_and(|length| length > 0) {
+        while let Some(length) = frame(&buffer) {
+            let bytes: Vec<u8> = buffer.drain(..length).collect();
+            let mut words = words(&bytes);
+            if let Some(word) = words.first_mut() {
+                word.make_ascii_uppercase();
+            }
+            let is_ours = words.first().is_some_and(|word| word.starts_with('R') && word.contains('.'));
+            if is_ours {
+                lock(&sky.seen).push(Seen { at_us: now_us(), connection, words: words.clone() });
+            }
+            let fate = lock(&sky.rule)(&words);
+            let mut expected = lock(expected);
+            // Its replies are pushes, or look like them.
+            let is_subscription = words.first().is_some_and(|word| word.contains("SUBSCRIBE"));
+            match fate {
+                Fate::Cut => {
+                    let _ = down.send(Piece::Close);
+                    continue;
+                }
+                Fate::Answer(text) => expected.push_back(Expected::Own(text.into_bytes())),
+                Fate::Drop => expected.push_back(Expected::Dropped),
+                Fate::LoseReply => expected.push_back(Expected::Lost),
+                Fate::Pass if is_subscription => {}
+                Fate::Pass => {
+                    let stringified = is_ours && sky.stringifies.load(Ordering::Relaxed);
+                    expected.push_back(Expected::Pass { stringified });
+                }
+            }
+            if !matches!(expected.back(), Some(Expected::Own(_))) {
+                let _ = up.send(Piece::Bytes(due(sky), bytes));
+            }
+            flush(&mut expected, down, sky);
+        }
+    }
+}
+
+/// Sends the replies that are the proxy's own, as far as the server has answered what came before.
+fn flush(expected: &mut VecDeque<Expected>, down: &Pieces, sky: &Sky) {
+    while let Some(Expected::Own(_)) = expected.front() {
+        if let Some(Expected::Own(bytes)) = expected.pop_front() {
+            let _ = down.send(Piece::Bytes(due(sky), bytes));
+        }
+    }
+}
+
+async fn replies(mut from: OwnedReadHalf, down: &Pieces, expected: &Mutex<VecDeque<Expected>>, sky: &Sky) {
+    let mut buffer = Vec::new();
+    while from.read_buf(&mut buffer).await.is_ok_and(|length| length > 0) {
+        while let Some(length) = frame(&buffer) {
+            let mut bytes: Vec<u8> = buffer.drain(..length).collect();
+            let words = words(&bytes);
+            if is_push(&bytes, &words) {
+                let is_message = words.first().is_some_and(|word| word.ends_with("message"));
+                match if is_message { lock(&sky.messages)(&words) } else { Fate::Pass } {
+                    Fate::Drop => continue,
+                    Fate::Cut | Fate::LoseReply => {
+                        let _ = down.send(Piece::Close);
+                    }
+                    _ => {
+                        let _ = down.send(Piece::Bytes(due(sky), bytes));
+                    }
+                }
+                continue;
+            }
+            let mut expected = lock(expected);
+            match expected.pop_front() {
+                Some(Expected::Lost) => {
+                    let _ = down.send(Piece::Close);
+                }
+                Some(Expected::Dropped) => {}
+                other => {
+                    if matches!(other, Some(Expected::Pass { stringified: true })) {
+                        bytes = stringified(&bytes);
+                    }
+                    let _ = down.send(Piece::Bytes(due(sky), bytes));
+                }
+            }
+            flush(&mut expected, down, sky);
+        }
+    }
+}
+
+async fn write(mut to: OwnedWriteHalf, mut pieces: mpsc::UnboundedReceiver<Piece>, sky: &Sky, is_down: bool) {
+    let mut stalled = sky.stalled.subscribe();
+    while let Some(piece) = pieces.recv().await {
+        let Piece::Bytes(due, mut bytes) = piece else { return };
+        tokio::time::sleep_until(due).await;
+        let _ = stalled.wait_for(|stalled| !stalled).await;
+        let mut is_last = false;
+        if is_down {
+            let mut budget = lock(&sky.budget);
+            if let Some(left) = budget.as_mut() {
+                is_last = *left <= bytes.len();
+                bytes.truncate(*left);
+                *left -= bytes.len();
+            }
+            if is_last {
+                *budget = None;
+            }
+        }
+        if to.write_all(&bytes).await.is_err() {
+            return;
+        }
+        if is_last {
+            let _ = to.flush().await;
+            sky.generation.send_modify(|generation| *generation += 1);
+            return;
+        }
+    }
+}
+
+/// The length of the first RESP value, if it is whole.
+fn frame(bytes: &[u8]) -> Option<usize> {
+    let end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
+    let first = *bytes.first()?;
+    let number = || std::str::from_utf8(&bytes[1..end]).ok()?.parse::<i64>().ok();
+    let mut length = end + 2;
+    match first {
+        b'$' | b'=' | b'!' => {
+            if let Ok(text) = usize::try_from(number()?) {
+                length += text + 2;
+            }
+        }
+        b'*' | b'>' | b'~' | b'%' | b'|' => {
+            let mut elements = number()?.max(0);
+            if matches!(first, b'%' | b'|') {
+                elements *= 2;
+            }
+            // An attribute belongs to the value behind it.
+            elements += i64::from(first == b'|');
+            for _ in 0..elements {
+                length += frame(bytes.get(length..)?)?;
+            }
+        }
+        _ => {}
+    }
+    (length <= bytes.len()).then_some(length)
+}
+
+/// The strings and numbers of a value, in their order.
+fn words(bytes: &[u8]) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut rest = bytes;
+    while let Some(end) = rest.windows(2).position(|pair| pair == b"\r\n") {
+        let line = String::from_utf8_lossy(&rest[1..end]).into_owned();
+        let first = rest[0];
+        rest = &rest[end + 2..];
+        match first {
+            b'$' | b'=' => {
+                if let Ok(length) = line.parse::<usize>() {
+                    words.push(String::from_utf8_lossy(rest.get(..length).unwrap_or_default()).into_owned());
+                    rest = rest.get(length + 2..).unwrap_or_default();
+                }
+            }
+            b'*' | b'>' | b'%' | b'~' | b'|' => {}
+            _ => words.push(line),
+        }
+    }
+    words
+}
+
+/// Whether nobody has asked for it: a push of RESP3, or a message or a confirmation on a subscribed connection of RESP2.
+fn is_push(bytes: &[u8], words: &[String]) -> bool {
+    let kinds = ["message", "smessage", "pmessage", "subscribe", "ssubscribe", "psubscribe"];
+    let is_kind = |word: &String| kinds.contains(&word.as_str()) || word.ends_with("unsubscribe");
+    bytes.starts_with(b">") || bytes.starts_with(b"*") && words.first().is_some_and(is_kind)
+}
+
+fn stringified(bytes: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(bytes);
+    let lines = text.split_inclusive("\r\n").map(|line| match line.strip_prefix(':') {
+        Some(number) => format!("${}\r\n{number}", number.len() - 2),
+        None => line.to_owned(),
+    });
+    lines.collect::<String>().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_of_both_protocols_are_told_apart() {
+        let whole: [&[u8]; 7] =
+            [b"+OK\r\n", b":1\r\n", b"$3\r\nabc\r\n", b"$-1\r\n", b"*2\r\n:1\r\n$1\r\na\r\n", b"%1\r\n+a\r\n*0\r\n", b"_\r\n"];
+        for bytes in whole {
+            let with_more = [bytes, b"+next\r\n"].concat();
+            assert_eq!(frame(&with_more), Some(bytes.len()), "{:?}", String::from_utf8_lossy(bytes));
+            for cut in 0..bytes.len() {
+                assert_eq!(frame(&bytes[..cut]), None, "{:?}", String::from_utf8_lossy(&bytes[..cut]));
+            }
+        }
+    }
+
+    #[test]
+    fn integers_become_strings_and_nothing_else_does() {
+        assert_eq!(stringified(b":12\r\n"), b"$2\r\n12\r\n");
+        assert_eq!(stringified(b"*2\r\n:1\r\n+OK\r\n"), b"*2\r\n$1\r\n1\r\n+OK\r\n");
+    }
+
+    #[test]
+    fn a_message_is_a_push_in_both_protocols() {
+        for bytes in ["*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n"] {
+            assert!(is_push(bytes.as_bytes(), &words(bytes.as_bytes())));
+        }
+        assert!(!is_push(b"*1\r\n$4\r\npong\r\n", &words(b"*1\r\n$4\r\npong\r\n")));
+    }
+}

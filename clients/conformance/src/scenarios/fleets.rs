@@ -1,0 +1,141 @@
+//! Several servers: a cluster, and Sentinel.
+
+use serde_json::json;
+
+use super::scenarios;
+use crate::broken::{Broken, ensure};
+use crate::clock::{now_us, us};
+use crate::servers::{Sentinel, Server, cluster};
+use crate::world::{Client, PATIENCE, World, ms, pause};
+
+scenarios! {
+    short "cluster", "B7 B25", ["cluster"], in_cluster;
+    long "cluster-slot-moves", "B7 B8 B12", ["cluster"], slot_moves;
+    long "sentinel-failover", "B12 B16 B25", ["sentinel"], failover;
+}
+
+async fn client_of(w: &World, nodes: &[Server]) -> Result<Client, Broken> {
+    w.client_with(&w.program, json!({"url": nodes[0].url(), "cluster": true})).await
+}
+
+async fn are_clean(nodes: &[Server]) -> Result<(), Broken> {
+    for node in nodes {
+        node.is_clean(ms(3000)).await?;
+    }
+    Ok(())
+}
+
+async fn waiting(nodes: &[Server], count: i64) -> Result<(), Broken> {
+    let deadline = now_us() + us(15_000);
+    loop {
+        let mut sum = 0;
+        for node in nodes {
+            sum += node.gauge("rlock_waiting").await?;
+        }
+        if sum == count {
+            return Ok(());
+        }
+        ensure!(now_us() < deadline, "B6 B7", "{sum} requests wait, not {count}");
+        pause(10).await;
+    }
+}
+
+async fn in_cluster(w: &World) -> Result<(), Broken> {
+    let nodes = cluster(&w.programs).await?;
+    let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
+    // One in each third of the slots.
+    let kinds = [("mutex", "a"), ("mutex", "b"), ("mutex", "c"), ("fair", "f"), ("write", "w"), ("many", "{t}1 {t}2")];
+    let mut holds = Vec::new();
+    for (kind, keys) in kinds {
+        holds.push(one.acquire(kind, keys, json!({"wait_ms": 5000, "lease_ms": 1500})).await?);
+    }
+    let waits: Vec<_> =
+        kinds.iter().map(|(kind, keys)| other.begin(kind, keys, json!({"wait_ms": 20_000, "lease_ms": 1500}))).collect();
+    waiting(&nodes, kinds.len() as i64).await?;
+    pause(2000).await;
+    for hold in &holds {
+        hold.is_held("B16", &format!("{:?} in a cluster", hold.keys)).await?;
+        hold.release().await?;
+    }
+    for waits in waits {
+        let hold = waits.acquired(ms(5000)).await.map_err(|broken| Broken::new("B7", broken.text))?;
+        hold.release().await?;
+    }
+    let hold = one.acquire("mutex", "a", json!({"wait_ms": 0})).await?;
+    let waits = other.begin("mutex", "a", json!({}));
+    waiting(&nodes, 1).await?;
+    waits.cancelled().await?;
+    waiting(&nodes, 0).await?;
+    hold.release().await?;
+    are_clean(&nodes).await
+}
+
+/// A slot goes to another node while its lock is held and waited for.
+async fn slot_moves(w: &World) -> Result<(), Broken> {
+    let nodes = cluster(&w.programs).await?;
+    let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
+    for (kind, key) in [("mutex", "{m}k"), ("fair", "{f}k")] {
+        let hold = one.acquire(kind, key, json!({"wait_ms": 0, "lease_ms": 4000})).await?;
+        let waits = other.begin(kind, key, json!({"wait_ms": 30_000}));
+        waiting(&nodes, 1).await?;
+        move_slot(&nodes, key).await?;
+        pause(3000).await;
+        hold.is_held("B16", "its slot went to another node").await?;
+        hold.release().await?;
+        // Its wait on the old node has ended, and it asks the new one.
+        waits.acquired(ms(10_000)).await.map_err(|broken| Broken::new("B7 B8", broken.text))?.release().await?;
+    }
+    are_clean(&nodes).await
+}
+
+async fn move_slot(nodes: &[Server], key: &str) -> Result<(), Broken> {
+    let slot = nodes[0].number(&format!("CLUSTER KEYSLOT {key}")).await?;
+    let mut from = None;
+    for node in nodes {
+        if node.try_ask(&["EXISTS", key]).await.is_ok() {
+            from = Some(node);
+        }
+    }
+    let from = from.ok_or_else(|| Broken::new("driver", "no node serves the slot"))?;
+    let to = nodes.iter().find(|node| node.port != from.port).expect("three nodes");
+    let (from_id, to_id) = (from.text("CLUSTER MYID").await?, to.text("CLUSTER MYID").await?);
+    to.ask(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}")).await?;
+    from.ask(&format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}")).await?;
+    from.ask(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", to.port)).await?;
+    for node in [to, from].into_iter().chain(nodes.iter().filter(|node| node.port != from.port && node.port != to.port)) {
+        node.ask(&format!("CLUSTER SETSLOT {slot} NODE {to_id}")).await?;
+    }
+    Ok(())
+}
+
+/// The primary dies. What was replicated is held on, and who waits is served by the new one.
+async fn failover(w: &World) -> Result<(), Broken> {
+    let primary = w.another_server(&[]).await?;
+    let upstream = format!("replicaof 127.0.0.1 {}", primary.port);
+    let replica = w.another_server(&[&upstream]).await?;
+    let deadline = now_us() + us(20_000);
+    while !replica.text("INFO replication").await?.contains("master_link_status:up") {
+        ensure!(now_us() < deadline, "driver", "the replica does not come up");
+        pause(20).await;
+    }
+    let sentinel = Sentinel::of(&w.programs, &primary).await?;
+    let nodes = json!({"master": "fleet", "nodes": [format!("127.0.0.1:{}", sentinel.port)]});
+    let c = w.client_with(&w.program, json!({"sentinel": nodes})).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 15_000})).await?;
+    let waits = c.begin("mutex", "k", json!({"wait_ms": 40_000}));
+    primary.until_waiting(1).await?;
+    primary.ask("WAIT 1 1000").await?;
+    primary.kill().await;
+    let deadline = now_us() + us(20_000);
+    while !replica.text("INFO replication").await?.contains("role:master") {
+        ensure!(now_us() < deadline, "driver", "no failover");
+        pause(50).await;
+    }
+    pause(6000).await;
+    hold.is_held("B16 B17", "the new primary has it").await?;
+    let left = replica.lease_left("k", hold.token()).await?;
+    ensure!(left > 8000, "B16", "it is not renewed at the new primary: {left} ms are left");
+    hold.release().await?;
+    waits.acquired(PATIENCE).await.map_err(|broken| Broken::new("B8 B12", broken.text))?.release().await?;
+    replica.is_clean(ms(3000)).await
+}

@@ -1,0 +1,251 @@
+//! What each kind of lock does when nothing goes wrong.
+
+use serde_json::json;
+
+use super::scenarios;
+use crate::broken::{Broken, ensure};
+use crate::clock::now_us;
+use crate::program::Answer;
+use crate::world::{PATIENCE, World, ms, pause};
+
+scenarios! {
+    short "kind-mutex", "B5 B6 B13 B26", [], |w| exclusive(w, "mutex", "m");
+    short "kind-fair", "B5 B6 B13 B26", [], |w| exclusive(w, "fair", "f");
+    short "kind-write", "B5 B6 B13 B26", [], |w| exclusive(w, "write", "w");
+    short "kind-many", "B5 B6 B13 B26", [], |w| exclusive(w, "many", "m1 m2 m3");
+    short "kind-read-write", "B5 B6", [], readers_and_writer;
+    short "kind-semaphore", "B5 B6 B12", [], semaphore;
+    short "reentry-default-owner", "B1 B3", [], default_owner;
+    short "reentry-named-owner", "B3", [], named_owner;
+    short "run-keeps-result", "B22", [], run_keeps_result;
+    short "lead", "B15 B21", [], lead;
+    short "keep", "B23", [], keep;
+    short "note", "B6", [], note;
+    short "words-on-the-wire", "B2 B4 B6 B9 B21", [], words_on_the_wire;
+}
+
+async fn exclusive(w: &World, kind: &str, keys: &str) -> Result<(), Broken> {
+    let (one, other) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
+    let first = one.acquire(kind, keys, json!({"wait_ms": 0, "lease_ms": 10_000})).await?;
+    first.is_within_lease(&w.server).await?;
+    first.is_held("B15", "nothing has happened").await?;
+    other.is_refused(kind, keys, json!({"wait_ms": 0})).await?;
+    other.is_refused(kind, keys, json!({"wait_ms": 150})).await?;
+    let waits = other.begin(kind, keys, json!({"lease_ms": 10_000}));
+    w.server.until_waiting(1).await?;
+    first.release().await?;
+    ensure!(!first.held().await?.0, "B21", "a hold is believed after its release");
+    let second = waits.acquired(PATIENCE).await?;
+    ensure!(second.token() > first.token(), "B26", "tokens {:?}, then {:?}", first.tokens, second.tokens);
+    second.is_within_lease(&w.server).await?;
+    second.release().await?;
+    let third = other.acquire(kind, keys, json!({"wait_ms": 5000, "fixed_lease_ms": 10_000})).await?;
+    third.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+async fn readers_and_writer(w: &World) -> Result<(), Broken> {
+    let (one, other) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
+    let reader = one.acquire("read", "k", json!({"wait_ms": 0})).await?;
+    let beside = other.acquire("read", "k", json!({"wait_ms": 0})).await?;
+    other.is_refused("write", "k", json!({"wait_ms": 0})).await?;
+    let writes = other.begin("write", "k", json!({"wait_ms": 10_000}));
+    w.server.until_waiting(1).await?;
+    reader.release().await?;
+    beside.release().await?;
+    let writer = writes.acquired(PATIENCE).await?;
+    one.is_refused("read", "k", json!({"wait_ms": 0})).await?;
+    writer.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+async fn semaphore(w: &World) -> Result<(), Broken> {
+    let (one, other) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
+    let unmade = one.begin("semaphore", "s", json!({"wait_ms": 1000}));
+    unmade.fails(PATIENCE, "B12 B28", "Refused", "NOSEMAPHORE").await?;
+    ensure!(one.init("s", 3).await?, "B28", "init of a new semaphore says that it was there");
+    ensure!(!one.init("s", 3).await?, "B28", "init of a semaphore that is there says that it was made");
+    let two = one.acquire("semaphore", "s", json!({"permits": 2, "wait_ms": 0})).await?;
+    let single = other.acquire("semaphore", "s", json!({"wait_ms": 0})).await?;
+    other.is_refused("semaphore", "s", json!({"wait_ms": 0})).await?;
+    let waits = other.begin("semaphore", "s", json!({"permits": 2, "wait_ms": 10_000}));
+    w.server.until_waiting(1).await?;
+    two.release().await?;
+    let two = waits.acquired(PATIENCE).await?;
+    ensure!(w.server.field("s", "holders-count").await? == 2, "B21", "not two owners have permits");
+    two.release().await?;
+    single.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+/// Threads and tasks own in Java and Python; elsewhere nobody shares an owner without saying so.
+async fn default_owner(w: &World) -> Result<(), Broken> {
+    let c = w.client(&w.server.url()).await?;
+    let in_task = |task: &str| json!({"wait_ms": 0, "task": task, "lease_ms": 10_000});
+    let outer = c.acquire("mutex", "k", in_task("t1")).await?;
+    c.is_refused("mutex", "k", in_task("t2")).await?;
+    if !matches!(w.program.language(), "java" | "python") {
+        c.is_refused("mutex", "k", in_task("t1")).await?;
+        outer.release().await?;
+        return w.server.is_clean(ms(3000)).await;
+    }
+    let inner = c.acquire("mutex", "k", in_task("t1")).await?;
+    ensure!(inner.token() == outer.token(), "B3", "a re-entry has another token");
+    inner.release_with(json!({"task": "t1"})).await?;
+    c.is_refused("mutex", "k", in_task("t2")).await?;
+    outer.is_held("B3", "an inner release is not the last").await?;
+    outer.release_with(json!({"task": "t1"})).await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+async fn named_owner(w: &World) -> Result<(), Broken> {
+    for kind in ["mutex", "fair", "write"] {
+        let c = w.client(&w.server.url()).await?;
+        let named = || json!({"wait_ms": 0, "owner": "alice", "task": "alice", "lease_ms": 10_000});
+        let outer = c.acquire(kind, kind, named()).await?;
+        let inner = c.acquire(kind, kind, named()).await?;
+        ensure!(inner.token() == outer.token(), "B3", "a re-entry has another token");
+        let told = w.server.info(kind).await?;
+        ensure!(told.contains("alice"), "B2", "the server does not know the named owner: {told}");
+        inner.release_with(json!({"task": "alice"})).await?;
+        w.client(&w.server.url()).await?.is_refused(kind, kind, json!({"wait_ms": 0})).await?;
+        outer.release_with(json!({"task": "alice"})).await?;
+        w.server.is_clean(ms(3000)).await?;
+    }
+    Ok(())
+}
+
+async fn run_keeps_result(w: &World) -> Result<(), Broken> {
+    let c = w.client(&w.server.url()).await?;
+    let run = |hold: &str, more: serde_json::Value| {
+        let mut fields = json!({"hold": hold, "kind": "mutex", "keys": [hold], "wait_ms": 5000, "lease_ms": 600});
+        fields.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        c.call("run", fields)
+    };
+    let done = run("done", json!({"work_ms": 50})).ok(PATIENCE).await?;
+    ensure!(done["result"] == "done", "B22", "the result of the work is {done}");
+    let is_failure = |answer: &Answer| answer.to_string().contains("boom 42");
+    let failed = run("fails", json!({"work_ms": 50, "fails": "boom 42"})).answer(PATIENCE).await?;
+    ensure!(is_failure(&failed), "B22", "the work's own error became {failed}");
+    // The hold is taken away in the midst of the work.
+    for (hold, more) in [("lost", json!({})), ("lost-fails", json!({"fails": "boom 42"}))] {
+        let mut fields = json!({"work_ms": 700, "fixed_lease_ms": 10_000, "lease_ms": null});
+        fields.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        fields.as_object_mut().expect("an object").retain(|_, value| !value.is_null());
+        let call = run(hold, fields);
+        let deadline = now_us() + 10_000_000;
+        while w.server.number(&format!("RLOCK.FORCERELEASE {hold}")).await? == 0 {
+            ensure!(now_us() < deadline, "B5", "run does not acquire");
+            pause(2).await;
+        }
+        let answer = call.answer(PATIENCE).await?;
+        if hold == "lost" {
+            // A form that takes a function returns its result; a scope says that the hold was lost.
+            let is_fair = matches!(&answer, Answer::Ok(ok) if ok["result"] == "done")
+                || matches!(&answer, Answer::Error { name, .. } if name == "LockLost");
+            ensure!(is_fair, "B22", "work whose hold was lost ended with {answer}");
+        } else {
+            let is_lost = matches!(&answer, Answer::Error { name, .. } if name == "LockLost");
+            ensure!(is_failure(&answer) || is_lost, "B22", "the work's own error became {answer}");
+        }
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+async fn lead(w: &World) -> Result<(), Broken> {
+    let (one, other) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
+    let lead = |client: &crate::world::Client, hold: &str| {
+        client.call("lead", json!({"hold": hold, "keys": ["leader"], "lease_ms": 2000}))
+    };
+    let (first, second) = (lead(&one, "first"), lead(&other, "second"));
+    let elected = w.program.event("elected", "first", ms(5000)).await;
+    if elected.is_none() {
+        let answer = first.answer(ms(0)).await?;
+        return Err(Broken::new("B28", format!("nobody is elected, and lead was answered {answer}")));
+    }
+    w.server.until_waiting(1).await?;
+    ensure!(w.program.event("elected", "second", ms(0)).await.is_none(), "B15", "there are two leaders");
+    w.program.call("cancel", json!({"request": first.id})).answer(PATIENCE).await?;
+    first.answer_or("B24", PATIENCE).await?;
+    let elected = w.program.event("elected", "second", PATIENCE).await;
+    ensure!(elected.is_some(), "B21", "nobody is elected after the first leader has stopped");
+    w.program.call("cancel", json!({"request": second.id})).answer(PATIENCE).await?;
+    second.answer_or("B24", PATIENCE).await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+async fn keep(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 10_000})).await?;
+    hold.release_with(json!({"keep_ms": 700})).await?;
+    c.is_refused("mutex", "k", json!({"wait_ms": 0})).await?;
+    let again = c.acquire("mutex", "k", json!({"wait_ms": 5000})).await?;
+    let releases = proxy.seen_of("RELEASE");
+    let plain = releases.iter().filter(|seen| seen.option("TOKEN") == Some(&hold.token().to_string()));
+    ensure!(plain.clone().all(|seen| seen.option("KEEP").is_some()), "B23", "a RELEASE without KEEP followed");
+    ensure!(again.token() > hold.token(), "B23", "the kept lock was not opened by its time");
+    again.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+async fn note(w: &World) -> Result<(), Broken> {
+    let c = w.client(&w.server.url()).await?;
+    for (kind, key) in [("mutex", "m"), ("fair", "f"), ("read", "r"), ("write", "w"), ("many", "a b")] {
+        let hold = c.acquire(kind, key, json!({"wait_ms": 0, "note": "build 7"})).await?;
+        let info = w.server.info(&hold.keys[0]).await?;
+        ensure!(info.contains("build 7"), "B6", "the note of a {kind} is not in INFO: {info}");
+        hold.release().await?;
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+/// What the rules say of the words of the commands.
+async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    for round in 0..3 {
+        for (kind, key) in [("mutex", "m"), ("fair", "f"), ("write", "w"), ("many", "a b")] {
+            let first = c.acquire(kind, key, json!({"wait_ms": 5000, "lease_ms": 1000})).await?;
+            let waits = c.begin(kind, key, json!({"wait_ms": 5000, "lease_ms": 1000}));
+            w.server.until_waiting(1).await?;
+            first.release().await?;
+            waits.acquired(PATIENCE).await?.release().await?;
+            ensure!(round < 9, "driver", "unreachable");
+        }
+    }
+    let mut ids = std::collections::HashMap::new();
+    let mut owners = std::collections::HashMap::new();
+    for seen in proxy.seen() {
+        let text = seen.words.join(" ");
+        if seen.is("ACQUIRE") {
+            let number = |name: &str| seen.option(name).and_then(|text| text.parse::<u64>().ok());
+            ensure!(number("REQ").is_some(), "B4", "no REQ: {text}");
+            if let Some(block) = number("BLOCK") {
+                ensure!(seen.option("NOTIFY").is_some(), "B6", "no NOTIFY: {text}");
+                ensure!((1..=5000).contains(&block), "B6", "BLOCK is not what is left of the timeout: {text}");
+                ensure!(number("CLAIM") == Some(1000), "B6", "CLAIM is not the smaller of 2 s and the lease: {text}");
+            }
+        }
+        let token = seen.option("TOKEN").or(seen.option("TOKENS"));
+        if seen.is("RENEW") {
+            ensure!(token.is_some(), "B9", "no TOKEN: {text}");
+        }
+        // A settlement does not know a token.
+        if seen.is("RELEASE") {
+            ensure!(seen.option("REQ").is_some() && token.is_some(), "B21", "no REQ or no TOKEN: {text}");
+        }
+        let many = seen.words[0].starts_with("RLOCK.M");
+        let keys = if many { seen.words[1].parse().unwrap_or(1) } else { 0 };
+        let (Some(key), Some(owner)) = (seen.words.get(1 + usize::from(many)), seen.words.get(2 + keys)) else { continue };
+        if let Some(id) = seen.option("REQ").and_then(|id| id.parse::<u64>().ok()) {
+            let last = ids.insert((key.clone(), owner.clone()), id);
+            ensure!(last.is_none_or(|last| last <= id), "B4", "REQ went down: {text}");
+        }
+        if seen.is("ACQUIRE") {
+            *owners.entry(owner.clone()).or_insert(0) += 1;
+        }
+    }
+    ensure!(!owners.keys().any(|owner| owner.len() < 32), "B2", "owners without 128 random bits: {owners:?}");
+    Ok(())
+}

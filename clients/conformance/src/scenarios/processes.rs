@@ -1,0 +1,106 @@
+//! Processes that sleep, end, and are killed.
+
+use serde_json::json;
+
+use super::scenarios;
+use crate::broken::{Broken, ensure};
+use crate::clock::{now_us, slack_us, us};
+use crate::world::{PATIENCE, World, ms, pause};
+
+scenarios! {
+    short "sleep-past-lease", "B13 B15", [], sleep_past_lease;
+    short "sleep-at-work", "B13 B15", [], sleep_at_work;
+    short "sleep-while-waiting", "B9", [], sleep_while_waiting;
+    short "killed-with-session", "B13", [], |w| gone(w, true);
+    short "exit-with-session", "B13", [], |w| gone(w, false);
+}
+
+/// The process sleeps past its lease, and another one gets the lock meanwhile.
+async fn sleep_past_lease(w: &World) -> Result<(), Broken> {
+    let sleeper = w.another_program().await?;
+    let c = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 700})).await?;
+    hold.held().await?;
+    sleeper.stop();
+    let next = w.client(&w.server.url()).await?.acquire("mutex", "k", json!({"wait_ms": 10_000})).await?;
+    // It looks at its hold with the first that it does.
+    let asks = sleeper.call("held", json!({"hold": hold.name}));
+    pause(50).await;
+    sleeper.go_on();
+    let said = asks.ok(PATIENCE).await?;
+    ensure!(said["held"] == false, "B13 B15", "after it has slept past its lease `held` is {}", said["held"]);
+    hold.lost(ms(3000)).await?;
+    next.release().await?;
+    w.server.is_clean(ms(2000)).await
+}
+
+/// Two processes work for one lock, and each sleeps now and then. Their intervals do not overlap.
+async fn sleep_at_work(w: &World) -> Result<(), Broken> {
+    let sleeper = w.another_program().await?;
+    let one = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
+    let other = w.client(&w.server.url()).await?;
+    let options = || json!({"tasks": 2, "for_ms": 4500, "hold_ms": 20, "wait_ms": 5000, "lease_ms": 600});
+    let calls = [one.work("mutex", "k", options()), other.work("mutex", "k", options())];
+    for _ in 0..3 {
+        pause(rand::random_range(100..300)).await;
+        sleeper.stop();
+        pause(900).await;
+        sleeper.go_on();
+    }
+    let mut done = 0;
+    for call in calls {
+        done += call.ok(PATIENCE).await?["done"].as_i64().unwrap_or(0);
+    }
+    ensure!(done >= 10, "B9", "only {done} holds in 4.5 s");
+    // The intervals have to be there: the record compares them.
+    ensure!(w.program.events("interval").len() >= 5, "driver", "no intervals");
+    w.server.is_clean(ms(5000)).await
+}
+
+/// The grant comes while the process sleeps, and its claim ends before it wakes.
+async fn sleep_while_waiting(w: &World) -> Result<(), Broken> {
+    let sleeper = w.another_program().await?;
+    let c = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
+    w.server.ask("RLOCK.ACQUIRE k driver PX 60000").await?;
+    let waits = c.begin("mutex", "k", json!({"wait_ms": 30_000, "lease_ms": 1000}));
+    w.server.until_waiting(1).await?;
+    sleeper.stop();
+    w.server.ask("RLOCK.RELEASE k driver").await?;
+    // Granted, and over.
+    let taken = w.server.ask("RLOCK.ACQUIRE k driver PX 60000 BLOCK 8000").await?;
+    ensure!(matches!(taken, redis::Value::Int(_)), "driver", "the claim of a sleeper does not end: {taken:?}");
+    let began = now_us();
+    sleeper.go_on();
+    pause(1200).await;
+    let released = now_us();
+    w.server.ask("RLOCK.RELEASE k driver").await?;
+    let hold = waits.acquired(PATIENCE).await.map_err(|broken| Broken::new("B9", broken.text))?;
+    ensure!(hold.at_us >= released, "B9", "it entered {} ms after it woke, with a grant that was over", (hold.at_us - began) / 1000);
+    hold.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+/// With a session the next one need not wait for the lease of a process that is gone.
+async fn gone(w: &World, is_killed: bool) -> Result<(), Broken> {
+    let mortal = w.another_program().await?;
+    let c = w.client_with(&mortal, json!({"url": w.server.url()})).await?;
+    for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("write", "w"), ("many", "a b")] {
+        c.acquire(kind, keys, json!({"wait_ms": 0, "lease_ms": 60_000, "session_ms": 500})).await?;
+    }
+    let next = w.client(&w.server.url()).await?;
+    let waits = next.begin("mutex", "m", json!({"wait_ms": 15_000}));
+    w.server.until_waiting(1).await?;
+    if is_killed {
+        mortal.kill();
+    } else {
+        drop(mortal.call("exit", json!({})));
+    }
+    let began = now_us();
+    let status = mortal.ended(ms(10_000)).await?;
+    ensure!(is_killed || status == 0, "B24", "exit ended with status {status}");
+    let hold = waits.acquired(PATIENCE).await?;
+    let took = now_us() - began;
+    ensure!(took <= us(1500) + slack_us(began), "B13", "the next one waited for {} ms with a grace of 500 ms", took / 1000);
+    hold.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
