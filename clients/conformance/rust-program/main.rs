@@ -202,9 +202,13 @@ impl Program {
         let guard = match self.fault {
             // Whoever cancels goes away, and the acquisition stays.
             Fault::LeavesWaiter => {
-                let acquiring = tokio::spawn(async move { lock_.acquire(options.wait).await });
-                let guard = acquiring.await.map_err(|error| failure("Other", error.to_string()))?;
-                guard?
+                let (granted, grant) = oneshot::channel();
+                tokio::spawn(async move {
+                    if let Err(unheard) = granted.send(lock_.acquire(options.wait).await) {
+                        std::mem::forget(unheard);
+                    }
+                });
+                grant.await.map_err(|error| failure("Other", error.to_string()))??
             }
             Fault::WaitsTooLong => lock_.acquire(options.wait.map(|wait| wait * 2 + Duration::from_secs(1))).await?,
             _ => lock_.acquire(options.wait).await?,

@@ -19,6 +19,22 @@ impl Broken {
     }
 }
 
+/// Names the rules that a failure of a step breaks, and what was going on.
+pub trait Under<T> {
+    fn under(self, rules: &str) -> Result<T, Broken>;
+    fn during(self, what: &str) -> Result<T, Broken>;
+}
+
+impl<T> Under<T> for Result<T, Broken> {
+    fn under(self, rules: &str) -> Result<T, Broken> {
+        self.map_err(|broken| Broken::new(rules, broken.text))
+    }
+
+    fn during(self, what: &str) -> Result<T, Broken> {
+        self.map_err(|broken| Broken { text: format!("{what}: {}", broken.text), ..broken })
+    }
+}
+
 /// Fails the scenario, naming the rules, unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $rules:expr, $($text:tt)+) => {

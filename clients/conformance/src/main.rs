@@ -54,6 +54,9 @@ struct Arguments {
     /// Only the short form.
     #[arg(long)]
     short: bool,
+    /// What fails is not run once more.
+    #[arg(long)]
+    once: bool,
     /// How many scenarios run at the same time.
     #[arg(long, default_value_t = 6)]
     jobs: usize,
@@ -151,24 +154,14 @@ async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
         })
         .collect();
     for (task, scenario) in running.into_iter().zip(&chosen) {
-        let mut finding = task.await.map_err(|error| Broken::new("driver", format!("{}: {error}", scenario.name)))?;
-        // A busy machine may be at fault. Two believers are never forgiven.
-        if finding.outcome == Outcome::Red && finding.may_be_repeated() {
-            report.repeat.push(scenario.name);
-            finding.repeated = false;
-        }
-        report.findings.push(finding);
+        report.findings.push(task.await.map_err(|error| Broken::new("driver", format!("{}: {error}", scenario.name)))?);
     }
-    for finding in report.findings.iter_mut().filter(|finding| finding.outcome == Outcome::Red) {
-        if !finding.may_be_repeated() {
-            continue;
+    // A busy machine may be at fault, so what failed runs once more, alone. Two believers are never forgiven.
+    for (finding, scenario) in report.findings.iter_mut().zip(&chosen) {
+        if finding.outcome == Outcome::Red && finding.may_be_repeated() && !arguments.once {
+            *finding = judge.examine(scenario).await.after(finding);
+            finding.print();
         }
-        let Some(scenario) = chosen.iter().find(|scenario| scenario.name == finding.name) else { continue };
-        let mut again = judge.examine(scenario).await;
-        again.repeated = true;
-        again.reason = format!("{}{}", again.reason, if again.reason.is_empty() { format!("at first: {}", finding.reason) } else { String::new() });
-        again.print();
-        *finding = again;
     }
     Ok(report)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Program {
     child: Mutex<Child>,
-    pid: i32,
+    pub pid: i32,
     input: mpsc::UnboundedSender<String>,
     state: Arc<State>,
     next: AtomicU64,
@@ -34,6 +34,8 @@ struct State {
     /// How many events there are. Closed when the program has ended.
     heard: watch::Sender<usize>,
     errors: Mutex<VecDeque<String>>,
+    /// When its output ended, or it was killed.
+    ended_us: AtomicI64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -83,7 +85,9 @@ impl Program {
                 heard.hear(&line);
             }
             // Whoever waits for an answer hears that there is none.
-            lock(&heard.pending).clear();
+            let mut pending = lock(&heard.pending);
+            heard.end();
+            pending.clear();
         });
         let (heard, mut errors) = (state.clone(), BufReader::new(child.stderr.take().expect("it is piped")).lines());
         tokio::spawn(async move {
@@ -114,7 +118,11 @@ impl Program {
     pub fn call(&self, what: &str, fields: Value) -> Call {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (answered, answer) = oneshot::channel();
-        lock(&self.state.pending).insert(id, answered);
+        let mut pending = lock(&self.state.pending);
+        if self.ended_us().is_none() {
+            pending.insert(id, answered);
+        }
+        drop(pending);
         let mut request = fields;
         request["id"] = id.into();
         request["do"] = what.into();
@@ -162,7 +170,13 @@ impl Program {
         self.signal(Signal::CONT);
     }
 
+    /// Since when it believes nothing any more, if it has ended.
+    pub fn ended_us(&self) -> Option<i64> {
+        Some(self.state.ended_us.load(Ordering::Relaxed)).filter(|at| *at > 0)
+    }
+
     pub fn kill(&self) {
+        self.state.end();
         let _ = lock(&self.child).start_kill();
     }
 
@@ -187,6 +201,10 @@ impl Drop for Program {
 }
 
 impl State {
+    fn end(&self) {
+        let _ = self.ended_us.compare_exchange(0, now_us(), Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     fn hear(&self, line: &str) {
         let Ok(said) = serde_json::from_str::<Value>(line) else {
             lock(&self.errors).push_back(format!("not JSON: {line}"));

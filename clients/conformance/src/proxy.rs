@@ -2,7 +2,7 @@
 //! one command, or answer a command itself.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +11,6 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-
-use crate::clock::now_us;
 
 /// What becomes of a command, or of a message on a channel.
 #[derive(Clone, Debug)]
@@ -38,8 +36,6 @@ impl Fate {
 /// A command that came by.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    pub at_us: i64,
-    pub connection: usize,
     /// The first is in capital letters.
     pub words: Vec<String>,
 }
@@ -78,7 +74,6 @@ struct Sky {
     rule: Mutex<Rule>,
     messages: Mutex<Rule>,
     seen: Mutex<Vec<Seen>>,
-    connections: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -114,7 +109,6 @@ impl Proxy {
             rule: Mutex::new(Box::new(|_| Fate::Pass)),
             messages: Mutex::new(Box::new(|_| Fate::Pass)),
             seen: Mutex::default(),
-            connections: AtomicUsize::new(0),
         });
         let above = sky.clone();
         let acceptor = tokio::spawn(async move {
@@ -224,14 +218,13 @@ async fn serve(client: TcpStream, sky: Arc<Sky>) {
     generation.mark_unchanged();
     let Ok(server) = TcpStream::connect(("127.0.0.1", sky.upstream.load(Ordering::Relaxed))).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    let number = sky.connections.fetch_add(1, Ordering::Relaxed);
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
     let expected = Mutex::new(VecDeque::new());
     let (up, up_pieces) = mpsc::unbounded_channel();
     let (down, down_pieces) = mpsc::unbounded_channel();
     // Whichever ends first ends the connection, but for what the server has still to say to a client that has closed: it cannot be heard.
     tokio::select! {
-        () = commands(from_client, &up, &down, &expected, &sky, number) => {}
+        () = commands(from_client, &up, &down, &expected, &sky) => {}
         () = replies(from_server, &down, &expected, &sky) => {
             // What it said last arrives.
             tokio::time::sleep(Duration::from_micros(sky.delay_us.load(Ordering::Relaxed)) + Duration::from_millis(2)).await;
@@ -254,7 +247,6 @@ async fn commands(
     down: &Pieces,
     expected: &Mutex<VecDeque<Expected>>,
     sky: &Sky,
-    connection: usize,
 ) {
     let mut buffer = Vec::new();
     while from.read_buf(&mut buffer).await.is_ok_and(|length| length > 0) {
@@ -266,7 +258,7 @@ async fn commands(
             }
             let is_ours = words.first().is_some_and(|word| word.starts_with('R') && word.contains('.'));
             if is_ours {
-                lock(&sky.seen).push(Seen { at_us: now_us(), connection, words: words.clone() });
+                lock(&sky.seen).push(Seen { words: words.clone() });
             }
             let fate = lock(&sky.rule)(&words);
             let mut expected = lock(expected);

@@ -34,7 +34,7 @@ pub struct Finding {
     pub reason: String,
     took: Duration,
     /// Whether it failed first, and this is the second try, alone.
-    pub repeated: bool,
+    repeated: bool,
 }
 
 impl Finding {
@@ -51,6 +51,15 @@ impl Finding {
 
     pub fn may_be_repeated(&self) -> bool {
         !self.reason.starts_with("two held")
+    }
+
+    /// This is the second try.
+    pub fn after(mut self, first: &Finding) -> Finding {
+        self.repeated = true;
+        if self.outcome == Outcome::Green {
+            self.reason = format!("at first: {}", first.reason);
+        }
+        self
     }
 
     pub fn print(&self) {
@@ -71,13 +80,12 @@ pub struct Report {
     hello: Value,
     driver: Option<String>,
     pub findings: Vec<Finding>,
-    pub repeat: Vec<&'static str>,
 }
 
 impl Report {
     pub fn new(name: &str, hello: &Value, driver: Option<&str>) -> Report {
         let driver = driver.map(str::to_owned);
-        Report { name: name.to_owned(), hello: hello.clone(), driver, findings: Vec::new(), repeat: Vec::new() }
+        Report { name: name.to_owned(), hello: hello.clone(), driver, findings: Vec::new() }
     }
 
     pub fn is_green(&self) -> bool {

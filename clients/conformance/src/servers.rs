@@ -74,15 +74,12 @@ impl Server {
             lines.join("\n")
         );
         std::fs::write(folder.path().join("conf"), conf).expect("a configuration file");
-        loop {
-            let port = free_port();
-            let child = Mutex::new(spawn(programs, &folder, port));
-            let server = Server { programs: programs.clone(), child, port, folder, connection: Default::default() };
-            if server.is_up().await? {
-                return Ok(server);
-            }
-            return Err(Broken::new("driver", format!("no server: {}", server.log())));
-        }
+        let port = free_port();
+        let child = Mutex::new(spawn(programs, &folder, port));
+        let server = Server { programs: programs.clone(), child, port, folder, connection: Default::default() };
+        let is_up = server.is_up().await?;
+        ensure!(is_up, "driver", "no server: {}", server.log());
+        Ok(server)
     }
 
     async fn is_up(&self) -> Result<bool, Broken> {
@@ -107,15 +104,19 @@ impl Server {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    pub fn folder(&self) -> &std::path::Path {
-        self.folder.path()
-    }
-
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
+    /// A server that changes its role closes its connections: then it is asked once more.
     pub async fn try_ask(&self, words: &[&str]) -> redis::RedisResult<Value> {
+        match self.ask_once(words).await {
+            Err(error) if error.is_unrecoverable_error() => self.ask_once(words).await,
+            answer => answer,
+        }
+    }
+
+    async fn ask_once(&self, words: &[&str]) -> redis::RedisResult<Value> {
         let mut kept = self.connection.lock().await;
         if kept.is_none() {
             let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_DEADLINE));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::broken::{Broken, ensure};
+use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, us};
 use crate::program::{Answer, Call, Program};
 use crate::proxy::Proxy;
@@ -27,6 +27,8 @@ pub async fn pause(ms: u64) {
 /// A span in which a program believed to hold a key, as far as the driver knows.
 #[derive(Clone, Debug)]
 struct Belief {
+    /// The process.
+    pid: i32,
     hold: String,
     key: String,
     token: i64,
@@ -130,11 +132,17 @@ impl World {
                     belief.ended_us = belief.ended_us.min(at);
                 });
             }
+            if let Some(at) = program.ended_us() {
+                beliefs.iter_mut().filter(|belief| belief.pid == program.pid).for_each(|belief| {
+                    belief.ended_us = belief.ended_us.min(at);
+                });
+            }
             for interval in program.events("interval") {
                 let number = |field: &str| interval[field].as_i64().unwrap_or_default();
                 let key = interval["key"].as_str().unwrap_or_default().to_owned();
                 let (from_us, until_us, token) = (number("from_us"), number("to_us"), number("token"));
-                beliefs.push(Belief { hold: "work".into(), key, token, from_us, until_us, ended_us: until_us });
+                let pid = program.pid;
+                beliefs.push(Belief { pid, hold: "work".into(), key, token, from_us, until_us, ended_us: until_us });
             }
         }
         beliefs.retain(|belief| !record.shared.contains(&belief.key));
@@ -169,7 +177,7 @@ impl World {
             // Others than the shared program may have been ended by the scenario.
             let answer = call.answer(ms(10_000)).await;
             if Arc::ptr_eq(&client.program, &self.program) {
-                answer.map_err(|broken| Broken::new("B24", broken.text))?;
+                answer.under("B24")?;
             }
         }
         Ok(())
@@ -204,6 +212,7 @@ impl std::fmt::Display for Outcome {
 /// An acquisition that may be outstanding.
 pub struct Acquiring {
     pub call: Call,
+    has_timeout: bool,
     client: Client,
     hold: String,
     keys: Vec<String>,
@@ -246,7 +255,8 @@ impl Client {
             lock(&self.record).shared.extend(keys.iter().cloned());
         }
         let fields = merged(json!({"hold": hold, "kind": kind, "keys": keys}), &options);
-        Acquiring { call: self.call("acquire", fields), client: self.clone(), hold, keys }
+        let has_timeout = fields.get("wait_ms").is_some();
+        Acquiring { call: self.call("acquire", fields), has_timeout, client: self.clone(), hold, keys }
     }
 
     /// Acquires what is to be had, with patience.
@@ -284,14 +294,14 @@ impl Client {
 
     pub async fn close(&self) -> Result<(), Broken> {
         let answer = self.call("close", json!({})).ok(ms(8_000)).await;
-        answer.map(|_| ()).map_err(|broken| Broken::new("B24", broken.text))
+        answer.map(|_| ()).under("B24")
     }
 }
 
 impl Acquiring {
     pub async fn outcome(self, within: Duration) -> Result<Outcome, Broken> {
-        let Acquiring { call, client, hold, keys } = self;
-        let said = match call.answer_or("B5", within).await? {
+        let Acquiring { call, has_timeout, client, hold, keys } = self;
+        let said = match call.answer_or(if has_timeout { "B5" } else { "" }, within).await? {
             Answer::Ok(said) => said,
             Answer::Error { name, .. } if name == "LockTimeout" => return Ok(Outcome::NotAcquired),
             Answer::Error { name, code, message } => return Ok(Outcome::Error { name, code, message }),
@@ -308,6 +318,7 @@ impl Acquiring {
         let mut record = lock(&hold.client.record);
         for (key, token) in hold.keys.iter().zip(&hold.tokens) {
             record.beliefs.push(Belief {
+                pid: hold.client.program.pid,
                 hold: hold.name.clone(),
                 key: key.clone(),
                 token: *token,
@@ -330,7 +341,7 @@ impl Acquiring {
 
     /// Fails unless it ends with an error of this name, and of this code if one is given.
     pub async fn fails(self, within: Duration, rules: &str, name: &str, code: &str) -> Result<(), Broken> {
-        let outcome = self.outcome(within).await.map_err(|broken| Broken::new(rules, broken.text))?;
+        let outcome = self.outcome(within).await.under(rules)?;
         let is_it = matches!(&outcome, Outcome::Error { name: n, code: c, .. } if n == name && (code.is_empty() || c == code));
         ensure!(is_it, rules, "expected {name} {code}, not: {outcome}");
         Ok(())
@@ -339,7 +350,7 @@ impl Acquiring {
     /// Cancels it, and returns what became of it.
     pub async fn cancelled(self) -> Result<Outcome, Broken> {
         let cancel = self.client.program.call("cancel", json!({"request": self.call.id}));
-        let outcome = self.outcome(PATIENCE).await;
+        let outcome = self.outcome(PATIENCE).await.under("B11");
         cancel.answer(PATIENCE).await?;
         outcome
     }

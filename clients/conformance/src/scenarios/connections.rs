@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::scenarios;
-use crate::broken::{Broken, ensure};
+use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
 use crate::program::Answer;
 use crate::world::{Client, Outcome, PATIENCE, World, ms};
@@ -183,7 +183,7 @@ async fn close_server_stopped(w: &World) -> Result<(), Broken> {
     let took = now_us() - began;
     let outcome = waits.outcome(ms(3000)).await;
     w.server.go_on();
-    closed.map_err(|broken| Broken::new("B24", broken.text))?;
+    closed.under("B24")?;
     ensure!(took <= us(6000) + slack_us(began), "B24", "close took {} ms", took / 1000);
     ensure!(!matches!(outcome?, Outcome::Acquired(_)), "B24", "acquired after close");
     w.server.is_clean(ms(5000)).await

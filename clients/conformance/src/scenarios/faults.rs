@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::scenarios;
-use crate::broken::{Broken, ensure};
+use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
 use crate::proxy::{Fate, Proxy, is};
 use crate::servers::Server;
@@ -45,7 +45,7 @@ async fn lost_acquire(w: &World, wait_ms: u64) -> Result<(), Broken> {
             let before = proxy.seen_of("ACQUIRE").len();
             proxy.next("ACQUIRE", 1, fate.clone());
             let hold = c.acquire(kind, keys, json!({"wait_ms": wait_ms, "lease_ms": 20_000})).await;
-            let hold = hold.map_err(|broken| Broken::new("B10", format!("{fate:?}: {}", broken.text)))?;
+            let hold = hold.during(&format!("{fate:?}")).under("B10")?;
             let asked = proxy.seen_of("ACQUIRE").split_off(before);
             let ids: Vec<_> = asked.iter().map(|seen| seen.option("REQ").map(str::to_owned)).collect();
             ensure!(ids.windows(2).all(|pair| pair[0] == pair[1]), "B10", "after a lost reply another id was sent: {ids:?}");
@@ -79,7 +79,7 @@ async fn lost_release(w: &World) -> Result<(), Broken> {
         for fate in [Fate::LoseReply, Fate::Cut] {
             let hold = c.acquire(kind, keys, json!({"wait_ms": 0, "lease_ms": 30_000})).await?;
             proxy.next("RELEASE", 1, fate.clone());
-            hold.release().await.map_err(|broken| Broken::new("B21", format!("{fate:?}: {}", broken.text)))?;
+            hold.release().await.during(&format!("{fate:?}")).under("B21")?;
             proxy.clear();
             w.server.is_clean(ms(2000)).await?;
         }
@@ -115,11 +115,11 @@ async fn hand_over(w: &World, cuts: &[usize]) -> Result<(), Broken> {
         proxy.cut_after(*cut);
         hold.release().await?;
         let hold = waits.acquired(ms(16_000)).await;
-        let hold = hold.map_err(|broken| Broken::new("B8 B10", format!("cut after {cut} bytes: {}", broken.text)))?;
+        let hold = hold.during(&format!("cut after {cut} bytes")).under("B8 B10")?;
         hold.is_within_lease(&w.server).await?;
         hold.release().await?;
         proxy.clear();
-        w.server.is_clean(ms(3000)).await.map_err(|broken| Broken::new("B21", format!("cut after {cut} bytes: {}", broken.text)))?;
+        w.server.is_clean(ms(3000)).await.during(&format!("cut after {cut} bytes")).under("B21")?;
     }
     Ok(())
 }
@@ -193,7 +193,7 @@ async fn refused_renewal(w: &World) -> Result<(), Broken> {
         let asked = now_us();
         let left = w.server.lease_left(code, hold.token()).await?;
         let told = hold.lost_before(asked + us(left + 1)).await;
-        told.map_err(|broken| Broken::new("B15 B17", format!("{code} at each renewal: {}", broken.text)))?;
+        told.during(&format!("{code} at each renewal")).under("B15 B17")?;
     }
     proxy.clear();
     w.server.is_clean(ms(3000)).await
@@ -207,7 +207,7 @@ async fn refused_wait(w: &World) -> Result<(), Broken> {
         PASSING.iter().map(|error| (code(error), c.begin("mutex", code(error), json!({"wait_ms": 10_000})))).collect();
     for (code, waits) in begun {
         let hold = waits.acquired(ms(12_000)).await;
-        let hold = hold.map_err(|broken| Broken::new("B12", format!("{code} ended a wait: {}", broken.text)))?;
+        let hold = hold.during(&format!("{code} ended a wait")).under("B12")?;
         hold.release().await?;
     }
     // And their time is not exceeded.
@@ -363,7 +363,7 @@ async fn readonly_waiting(w: &World) -> Result<(), Broken> {
         pause(500).await;
         w.server.ask("REPLICAOF NO ONE").await?;
         w.server.ask(&format!("RLOCK.FORCERELEASE {kind}")).await?;
-        let hold = waits.acquired(ms(8000)).await.map_err(|broken| Broken::new("B12", broken.text))?;
+        let hold = waits.acquired(ms(8000)).await.under("B12")?;
         hold.release().await?;
     }
     w.server.is_clean(ms(3000)).await
@@ -398,7 +398,7 @@ async fn restart_waiting(w: &World) -> Result<(), Broken> {
         pause(100).await;
         server.start_again().await?;
         server.ask(&format!("RLOCK.FORCERELEASE {kind}")).await?;
-        let hold = waits.acquired(ms(10_000)).await.map_err(|broken| Broken::new("B8 B12", broken.text))?;
+        let hold = waits.acquired(ms(10_000)).await.under("B8 B12")?;
         hold.release().await?;
     }
     server.is_clean(ms(3000)).await
@@ -434,21 +434,16 @@ async fn out_of_memory(w: &World) -> Result<(), Broken> {
     pause(2500).await;
     hold.is_held("B17", "only what acquires needs memory").await?;
     w.server.ask("CONFIG SET maxmemory 0").await?;
-    waits.acquired(ms(5000)).await.map_err(|broken| Broken::new("B12", broken.text))?.release().await?;
+    waits.acquired(ms(5000)).await.under("B12")?.release().await?;
     hold.release().await?;
     w.server.is_clean(ms(3000)).await
 }
 
 async fn quarantine(w: &World) -> Result<(), Broken> {
-    let server = w.another_server(&["rlock.quarantine-ms 3000"]).await;
-    // Redis 7.0 takes settings of modules as arguments only, or CONFIG SET before a restart does it.
-    let server = match server {
-        Ok(server) => server,
-        Err(_) => return Err(Broken::lacking("the server does not take rlock.quarantine-ms in its configuration")),
-    };
+    let server = w.another_server(&["rlock.quarantine-ms 3000"]).await?;
     let c = w.client(&server.url()).await?;
     c.begin("mutex", "k", json!({"wait_ms": 0})).fails(PATIENCE, "B12 B28", "Unavailable", "QUARANTINE").await?;
-    let hold = c.acquire("mutex", "k", json!({"wait_ms": 10_000})).await.map_err(|broken| Broken::new("B12", broken.text))?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 10_000})).await.under("B12")?;
     hold.release().await?;
     server.is_clean(ms(3000)).await
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::scenarios;
-use crate::broken::{Broken, ensure};
+use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, us};
 use crate::servers::{Sentinel, Server, cluster};
 use crate::world::{Client, PATIENCE, World, ms, pause};
@@ -58,7 +58,7 @@ async fn in_cluster(w: &World) -> Result<(), Broken> {
         hold.release().await?;
     }
     for waits in waits {
-        let hold = waits.acquired(ms(5000)).await.map_err(|broken| Broken::new("B7", broken.text))?;
+        let hold = waits.acquired(ms(5000)).await.under("B7")?;
         hold.release().await?;
     }
     let hold = one.acquire("mutex", "a", json!({"wait_ms": 0})).await?;
@@ -83,7 +83,7 @@ async fn slot_moves(w: &World) -> Result<(), Broken> {
         hold.is_held("B16", "its slot went to another node").await?;
         hold.release().await?;
         // Its wait on the old node has ended, and it asks the new one.
-        waits.acquired(ms(10_000)).await.map_err(|broken| Broken::new("B7 B8", broken.text))?.release().await?;
+        waits.acquired(ms(10_000)).await.under("B7 B8")?.release().await?;
     }
     are_clean(&nodes).await
 }
@@ -136,6 +136,6 @@ async fn failover(w: &World) -> Result<(), Broken> {
     let left = replica.lease_left("k", hold.token()).await?;
     ensure!(left > 8000, "B16", "it is not renewed at the new primary: {left} ms are left");
     hold.release().await?;
-    waits.acquired(PATIENCE).await.map_err(|broken| Broken::new("B8 B12", broken.text))?.release().await?;
+    waits.acquired(PATIENCE).await.under("B8 B12")?.release().await?;
     replica.is_clean(ms(3000)).await
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::scenarios;
-use crate::broken::{Broken, ensure};
+use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
 use crate::world::{PATIENCE, World, ms, pause};
 
@@ -74,7 +74,7 @@ async fn sleep_while_waiting(w: &World) -> Result<(), Broken> {
     pause(1200).await;
     let released = now_us();
     w.server.ask("RLOCK.RELEASE k driver").await?;
-    let hold = waits.acquired(PATIENCE).await.map_err(|broken| Broken::new("B9", broken.text))?;
+    let hold = waits.acquired(PATIENCE).await.under("B9")?;
     ensure!(hold.at_us >= released, "B9", "it entered {} ms after it woke, with a grant that was over", (hold.at_us - began) / 1000);
     hold.release().await?;
     w.server.is_clean(ms(3000)).await

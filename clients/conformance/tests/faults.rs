@@ -1,0 +1,65 @@
+//! The judge judged: a program that is wrong on purpose is found out, by scenarios that name the rule.
+
+#![allow(missing_docs, reason = "a test")]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+
+/// A fault of the Rust program, a scenario that sees it, and a rule that it names.
+const CAUGHT: [(&str, &str, &str); 21] = [
+    ("believes-after-deadline", "hold-fixed-lease", "B15"),
+    ("believes-after-deadline", "sleep-past-lease", "B13"),
+    ("believes-after-deadline", "sleep-at-work", "B13"),
+    ("tells-nothing", "hold-stalled", "B15"),
+    ("tells-late", "hold-cut-off", "B15"),
+    ("tells-late", "hold-server-stopped", "B15"),
+    ("gives-up-at-first-trouble", "readonly-holding", "B17"),
+    ("gives-up-at-first-trouble", "refused-renewal", "B17"),
+    ("never-renews", "hold-renewed", "B16"),
+    ("keeps-what-it-releases", "kind-mutex", "B21"),
+    ("leaves-waiter", "cancel-while-waiting", "B6"),
+    ("leaves-waiter", "cancel-at-each-await", "B11"),
+    ("ignores-cancel", "cancel-while-stalled", "B11"),
+    ("waits-too-long", "wait-timeout-server-stopped", "B5"),
+    ("hides-result", "run-keeps-result", "B22"),
+    ("ignores-database", "connection-database", "B25"),
+    ("shares-owner", "reentry-default-owner", "B1"),
+    ("shares-owner", "kind-mutex", "B5"),
+    ("enters-late", "kind-mutex", "B13"),
+    ("closes-nothing", "close", "B24"),
+    ("ignores-session", "killed-with-session", "B13"),
+];
+
+#[test]
+fn each_fault_is_found_by_a_scenario_that_names_the_rule() {
+    let module = std::env::var_os("RLOCK_MODULE").map(PathBuf::from);
+    let module = module.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/librlock.so")));
+    assert!(module.exists(), "{} is missing: run `make build`", module.display());
+    let missed = Mutex::new(Vec::new());
+    let next = Mutex::new(CAUGHT.iter());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                loop {
+                    let Some((fault, scenario, rule)) = next.lock().unwrap().next() else { break };
+                    let output = Command::new(env!("CARGO_BIN_EXE_conformance"))
+                        .args(["--program", env!("CARGO_BIN_EXE_conformance-rust"), "--once", scenario])
+                        .arg("--module")
+                        .arg(&module)
+                        .env("RLOCK_CONFORMANCE_FAULT", fault)
+                        .output()
+                        .expect("the judge runs");
+                    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                    let verdict = said.lines().find(|line| line.split_whitespace().nth(1) == Some(scenario));
+                    let is_caught = verdict.is_some_and(|line| line.starts_with("red") && line.contains(rule));
+                    if !is_caught {
+                        missed.lock().unwrap().push(format!("{fault} in {scenario} ({rule}): {verdict:?}"));
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
+}
