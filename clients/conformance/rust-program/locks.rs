@@ -35,9 +35,11 @@ enum Each<M, F, R, W, P, A> {
 
 use Each::{Fair as OfFair, Many as OfMany, Mutex as OfMutex, Permits as OfPermits, Read as OfRead, Write as OfWrite};
 
+type Locks = Each<Lock<Mutex>, Lock<Fair>, Lock<Read>, Lock<Write>, Lock<Permits>, MultiLock>;
+
 pub struct AnyLock {
     keys: Vec<String>,
-    of: Each<Lock<Mutex>, Lock<Fair>, Lock<Read>, Lock<Write>, Lock<Permits>, MultiLock>,
+    of: Locks,
 }
 
 type Guards = Each<Guard<Mutex>, Guard<Fair>, Guard<Read>, Guard<Write>, Guard<Permits>, MultiGuard>;

@@ -40,8 +40,18 @@ fn unsupported(what: &str) -> Failure {
 
 /// Errors that B12 has retried.
 const PASSING: [&str; 12] = [
-    "UNBLOCKED", "READONLY", "LOADING", "MASTERDOWN", "MISCONF", "OOM", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "QUARANTINE",
-    "NOREPLICAS", "BUSYKEY",
+    "UNBLOCKED",
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "OOM",
+    "BUSY",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "QUARANTINE",
+    "NOREPLICAS",
+    "BUSYKEY",
 ];
 
 impl From<Error> for Failure {
@@ -119,7 +129,9 @@ async fn main() {
             lock(&program.outstanding).remove(&id);
             say(&match answer {
                 Ok(ok) => json!({"id": id, "ok": ok}),
-                Err(Failure { name, code, message }) => json!({"id": id, "error": name, "code": code, "message": message}),
+                Err(Failure { name, code, message }) => {
+                    json!({"id": id, "error": name, "code": code, "message": message})
+                }
             });
         });
     }
@@ -146,7 +158,9 @@ impl Program {
             "init" => self.init(request).await,
             "cancel" => {
                 let id = request["request"].as_u64().unwrap_or(0);
-                if self.fault != Fault::IgnoresCancel && let Some(cancel) = lock(&self.outstanding).remove(&id) {
+                if self.fault != Fault::IgnoresCancel
+                    && let Some(cancel) = lock(&self.outstanding).remove(&id)
+                {
                     let _ = cancel.send(());
                 }
                 Ok(json!({}))
@@ -412,7 +426,9 @@ async fn work_once(
 
 fn stats() -> Value {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let kilobytes = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     let handles = std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count());
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     json!({"memory_bytes": kilobytes.unwrap_or(0) * 1024, "handles": handles, "tasks": tasks})

@@ -115,7 +115,8 @@ struct Judge {
 
 async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
     let module = std::fs::canonicalize(&arguments.module);
-    let module = module.map_err(|error| Broken::new("driver", format!("--module {}: {error}", arguments.module.display())))?;
+    let module =
+        module.map_err(|error| Broken::new("driver", format!("--module {}: {error}", arguments.module.display())))?;
     let programs = Programs { server: arguments.server.clone(), cli: arguments.cli.clone(), module };
     let judge = Arc::new(Judge {
         programs: Arc::new(programs),
@@ -138,6 +139,10 @@ async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
         None => language.clone(),
     });
     let mut report = Report::new(&name, &first.hello, arguments.driver.as_deref());
+    // A program that cannot connect at all is not worth a list of failures.
+    let world = World::new("probe", judge.programs.clone(), &judge.command, judge.driver.clone(), first.clone()).await?;
+    world.client(&world.server.url()).await?;
+    world.close_clients().await?;
     judge.idle.lock().unwrap().push(first);
 
     let places = Arc::new(tokio::sync::Semaphore::new(arguments.jobs.max(1)));

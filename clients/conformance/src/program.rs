@@ -230,7 +230,10 @@ impl Call {
             Err(_) => return Err(Broken::new(rules, format!("no answer to {} within {within:?}", self.what))),
             Ok(Err(_)) => {
                 let errors: Vec<_> = lock(&self.state.errors).iter().cloned().collect();
-                return Err(Broken::new(rules, format!("the program ended during {}: {}", self.what, errors.join(" | "))));
+                return Err(Broken::new(
+                    rules,
+                    format!("the program ended during {}: {}", self.what, errors.join(" | ")),
+                ));
             }
             Ok(Ok(said)) => said,
         };

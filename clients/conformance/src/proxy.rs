@@ -433,8 +433,15 @@ mod tests {
 
     #[test]
     fn frames_of_both_protocols_are_told_apart() {
-        let whole: [&[u8]; 7] =
-            [b"+OK\r\n", b":1\r\n", b"$3\r\nabc\r\n", b"$-1\r\n", b"*2\r\n:1\r\n$1\r\na\r\n", b"%1\r\n+a\r\n*0\r\n", b"_\r\n"];
+        let whole: [&[u8]; 7] = [
+            b"+OK\r\n",
+            b":1\r\n",
+            b"$3\r\nabc\r\n",
+            b"$-1\r\n",
+            b"*2\r\n:1\r\n$1\r\na\r\n",
+            b"%1\r\n+a\r\n*0\r\n",
+            b"_\r\n",
+        ];
         for bytes in whole {
             let with_more = [bytes, b"+next\r\n"].concat();
             assert_eq!(frame(&with_more), Some(bytes.len()), "{:?}", String::from_utf8_lossy(bytes));
@@ -452,7 +459,9 @@ mod tests {
 
     #[test]
     fn a_message_is_a_push_in_both_protocols() {
-        for bytes in ["*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n"] {
+        for bytes in
+            ["*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n"]
+        {
             assert!(is_push(bytes.as_bytes(), &words(bytes.as_bytes())));
         }
         assert!(!is_push(b"*1\r\n$4\r\npong\r\n", &words(b"*1\r\n$4\r\npong\r\n")));

@@ -155,7 +155,9 @@ pub fn write_table(path: &Path, files: &[String]) {
     }
     page += "\n";
     for report in &reports {
-        for scenario in report["scenarios"].as_array().into_iter().flatten().filter(|scenario| scenario["outcome"] == "red") {
+        for scenario in
+            report["scenarios"].as_array().into_iter().flatten().filter(|scenario| scenario["outcome"] == "red")
+        {
             let [name, broken, reason] = ["name", "broken", "reason"].map(|field| text(&scenario[field]));
             page += &format!("- {}, {name}: {broken}: {reason}\n", text(&report["client"]));
         }

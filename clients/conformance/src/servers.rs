@@ -86,7 +86,8 @@ impl Server {
         let deadline = now_us() + START_DEADLINE.as_micros() as i64;
         while now_us() < deadline && lock(&self.child).try_wait().expect("a child").is_none() {
             if let Ok(Value::BulkString(info)) = self.try_ask(&["INFO", "everything"]).await {
-                let (info, own) = (String::from_utf8_lossy(&info).into_owned(), format!("process_id:{}\r\n", self.pid()));
+                let (info, own) =
+                    (String::from_utf8_lossy(&info).into_owned(), format!("process_id:{}\r\n", self.pid()));
                 if info.contains(&own) && info.contains("loading:0") {
                     return Ok(true);
                 }
@@ -201,7 +202,11 @@ impl Server {
     pub async fn until_waiting(&self, count: i64) -> Result<(), Broken> {
         let deadline = now_us() + ANSWER_DEADLINE.as_micros() as i64;
         while self.gauge("rlock_waiting").await? != count {
-            ensure!(now_us() < deadline, "B6", "there were not {count} requests waiting on the server within {ANSWER_DEADLINE:?}");
+            ensure!(
+                now_us() < deadline,
+                "B6",
+                "there were not {count} requests waiting on the server within {ANSWER_DEADLINE:?}"
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Ok(())
@@ -295,6 +300,9 @@ impl Sentinel {
             let mut connection = client.get_multiplexed_async_connection().await?;
             redis::cmd(words[0]).arg(&words[1..]).query_async::<Value>(&mut connection).await
         };
-        asked.await.map(|value| format!("{value:?}").replace("bulk-string('\"", "\"").replace("\"')", "\"")).unwrap_or_default()
+        asked
+            .await
+            .map(|value| format!("{value:?}").replace("bulk-string('\"", "\"").replace("\"')", "\""))
+            .unwrap_or_default()
     }
 }

@@ -77,7 +77,16 @@ impl World {
         program.forget();
         let record = Record { programs: vec![program.clone()], ..Record::default() };
         let (record, next) = (Arc::new(Mutex::new(record)), Arc::new(AtomicU64::new(1)));
-        Ok(World { programs, command: command.to_owned(), driver, program, server, record, name: name.to_owned(), next })
+        Ok(World {
+            programs,
+            command: command.to_owned(),
+            driver,
+            program,
+            server,
+            record,
+            name: name.to_owned(),
+            next,
+        })
     }
 
     /// A further program of the same language, for what ends or stops it.
@@ -274,7 +283,9 @@ impl Client {
         let text = options.to_string();
         match self.outcome(kind, keys, options).await? {
             Outcome::NotAcquired => Ok(()),
-            outcome => Err(Broken::new("B5", format!("{kind} {keys:?} with {text}, which is held by another: {outcome}"))),
+            outcome => {
+                Err(Broken::new("B5", format!("{kind} {keys:?} with {text}, which is held by another: {outcome}")))
+            }
         }
     }
 
@@ -342,7 +353,8 @@ impl Acquiring {
     /// Fails unless it ends with an error of this name, and of this code if one is given.
     pub async fn fails(self, within: Duration, rules: &str, name: &str, code: &str) -> Result<(), Broken> {
         let outcome = self.outcome(within).await.under(rules)?;
-        let is_it = matches!(&outcome, Outcome::Error { name: n, code: c, .. } if n == name && (code.is_empty() || c == code));
+        let is_it =
+            matches!(&outcome, Outcome::Error { name: n, code: c, .. } if n == name && (code.is_empty() || c == code));
         ensure!(is_it, rules, "expected {name} {code}, not: {outcome}");
         Ok(())
     }
@@ -416,7 +428,12 @@ impl Hold {
         let at_us = self.lost(wait).await?;
         let slack = crate::clock::slack_us(deadline_us - us(200));
         let late = at_us - deadline_us;
-        ensure!(late <= slack, "B13 B15", "the loss was told {} ms after the server may have ended the hold", late / 1000);
+        ensure!(
+            late <= slack,
+            "B13 B15",
+            "the loss was told {} ms after the server may have ended the hold",
+            late / 1000
+        );
         Ok(at_us)
     }
 
@@ -426,7 +443,12 @@ impl Hold {
         let left = server.lease_left(&self.keys[0], self.token()).await?;
         // A renewal meanwhile makes it later, never earlier.
         let ends_us = now_us() + us(left + 1);
-        ensure!(until_us <= ends_us, "B13", "it believes for {} ms longer than the server", (until_us - ends_us) / 1000);
+        ensure!(
+            until_us <= ends_us,
+            "B13",
+            "it believes for {} ms longer than the server",
+            (until_us - ends_us) / 1000
+        );
         Ok(())
     }
 }

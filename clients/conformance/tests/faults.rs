@@ -31,11 +31,44 @@ const CAUGHT: [(&str, &str, &str); 21] = [
     ("ignores-session", "killed-with-session", "B13"),
 ];
 
+/// What a naive client does not pass, see `rust-program/naive.rs`.
+const NAIVE: &str = "keep note words-on-the-wire wait-timeout-no-server wait-timeout-stalled wait-one-subscriber wait-fair-grace \
+    hold-forced hold-reentry-after-loss hold-lease-cap hold-two-servers hold-sixty-at-200ms hold-session-cut hold-session-lost \
+    hold-short-stall lost-reply-try lost-reply-wait lost-reply-renew lost-reply-release cut-hand-over refused-wait refused-release \
+    refused-for-good wrong-type module-missing module-too-old readonly-waiting readonly-until-lost restart-holding restart-waiting \
+    connection-user connection-key-prefix connection-numbers-as-strings sleep-while-waiting close-server-stopped exit-with-session \
+    wait-owner-deadlock wait-owner-superseded";
+
+fn judge(program: &str, fault: Option<&str>, scenarios: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    command.args(["--program", program, "--once", "--module"]).arg(module()).args(scenarios);
+    command.envs(fault.map(|fault| ("RLOCK_CONFORMANCE_FAULT", fault)));
+    String::from_utf8_lossy(&command.output().expect("the judge runs").stdout).into_owned()
+}
+
+fn verdict<'a>(said: &'a str, scenario: &str) -> Option<&'a str> {
+    said.lines().find(|line| line.split_whitespace().nth(1) == Some(scenario))
+}
+
+fn module() -> PathBuf {
+    let named = std::env::var_os("RLOCK_MODULE").map(PathBuf::from);
+    let module =
+        named.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/librlock.so").into());
+    assert!(module.exists(), "{} is missing: run `make build`", module.display());
+    module
+}
+
+#[test]
+fn a_naive_client_is_red() {
+    let scenarios: Vec<_> = NAIVE.split_whitespace().collect();
+    let said = judge(env!("CARGO_BIN_EXE_conformance-naive"), None, &scenarios);
+    let is_red = |scenario: &&&str| verdict(&said, scenario).is_some_and(|line| line.starts_with("red"));
+    let green: Vec<_> = scenarios.iter().filter(|scenario| !is_red(scenario)).collect();
+    assert!(green.is_empty(), "not red: {green:?}\n{said}");
+}
+
 #[test]
 fn each_fault_is_found_by_a_scenario_that_names_the_rule() {
-    let module = std::env::var_os("RLOCK_MODULE").map(PathBuf::from);
-    let module = module.unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/librlock.so")));
-    assert!(module.exists(), "{} is missing: run `make build`", module.display());
     let missed = Mutex::new(Vec::new());
     let next = Mutex::new(CAUGHT.iter());
     std::thread::scope(|scope| {
@@ -43,15 +76,8 @@ fn each_fault_is_found_by_a_scenario_that_names_the_rule() {
             scope.spawn(|| {
                 loop {
                     let Some((fault, scenario, rule)) = next.lock().unwrap().next() else { break };
-                    let output = Command::new(env!("CARGO_BIN_EXE_conformance"))
-                        .args(["--program", env!("CARGO_BIN_EXE_conformance-rust"), "--once", scenario])
-                        .arg("--module")
-                        .arg(&module)
-                        .env("RLOCK_CONFORMANCE_FAULT", fault)
-                        .output()
-                        .expect("the judge runs");
-                    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-                    let verdict = said.lines().find(|line| line.split_whitespace().nth(1) == Some(scenario));
+                    let said = judge(env!("CARGO_BIN_EXE_conformance-rust"), Some(fault), &[*scenario]);
+                    let verdict = verdict(&said, scenario);
                     let is_caught = verdict.is_some_and(|line| line.starts_with("red") && line.contains(rule));
                     if !is_caught {
                         missed.lock().unwrap().push(format!("{fault} in {scenario} ({rule}): {verdict:?}"));

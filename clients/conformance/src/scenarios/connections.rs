@@ -77,7 +77,9 @@ async fn tls(w: &World) -> Result<(), Broken> {
     let (certificate, key) = (file("crt", authority.cert.pem()), file("key", authority.signing_key.serialize_pem()));
     let port = crate::servers::free_port();
     for setting in [
-        format!("tls-cert-file {certificate} tls-key-file {key} tls-ca-cert-file {certificate} tls-auth-clients no tls-port {port}"),
+        format!(
+            "tls-cert-file {certificate} tls-key-file {key} tls-ca-cert-file {certificate} tls-auth-clients no tls-port {port}"
+        ),
         format!("tls-port {port}"),
     ] {
         w.server.ask(&format!("CONFIG SET {setting}")).await?;
@@ -154,7 +156,12 @@ async fn close(w: &World) -> Result<(), Broken> {
         waits.fails(ms(3000), "B24 B28", "Closed", "").await?;
     }
     w.server.until_waiting(0).await?;
-    ensure!(w.server.gauge("rlock_held").await? == 1, "B24", "{} holds are left", w.server.gauge("rlock_held").await? - 1);
+    ensure!(
+        w.server.gauge("rlock_held").await? == 1,
+        "B24",
+        "{} holds are left",
+        w.server.gauge("rlock_held").await? - 1
+    );
     foreign.is_held("B24", "another client was closed").await?;
     foreign.release().await?;
     let deadline = now_us() + us(3000);

@@ -48,7 +48,11 @@ async fn lost_acquire(w: &World, wait_ms: u64) -> Result<(), Broken> {
             let hold = hold.during(&format!("{fate:?}")).under("B10")?;
             let asked = proxy.seen_of("ACQUIRE").split_off(before);
             let ids: Vec<_> = asked.iter().map(|seen| seen.option("REQ").map(str::to_owned)).collect();
-            ensure!(ids.windows(2).all(|pair| pair[0] == pair[1]), "B10", "after a lost reply another id was sent: {ids:?}");
+            ensure!(
+                ids.windows(2).all(|pair| pair[0] == pair[1]),
+                "B10",
+                "after a lost reply another id was sent: {ids:?}"
+            );
             proxy.clear();
             let count = w.server.info(&hold.keys[0]).await?.matches("\"token\"").count();
             ensure!(count <= 1, "B3", "{count} holds");
@@ -285,7 +289,9 @@ async fn wrong_type(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
     w.server.ask("SET text here").await?;
     for wait_ms in [0, 5000] {
-        c.begin("mutex", "text", json!({"wait_ms": wait_ms})).fails(ms(3000), "B12 B28", "Refused", "WRONGTYPE").await?;
+        c.begin("mutex", "text", json!({"wait_ms": wait_ms}))
+            .fails(ms(3000), "B12 B28", "Refused", "WRONGTYPE")
+            .await?;
     }
     // To one who waits, too.
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 30_000})).await?;
@@ -334,7 +340,11 @@ async fn readonly_holding(w: &World) -> Result<(), Broken> {
         w.server.ask("REPLICAOF NO ONE").await?;
         pause(2000).await;
         hold.is_held("B17", "READONLY for 1.3 s of a lease of 3 s").await?;
-        ensure!(w.server.lease_left("k", hold.token()).await? > 0, "B16", "the server has ended it, and it is believed");
+        ensure!(
+            w.server.lease_left("k", hold.token()).await? > 0,
+            "B16",
+            "the server has ended it, and it is believed"
+        );
     }
     hold.release().await?;
     w.server.is_clean(ms(2000)).await
@@ -356,7 +366,12 @@ async fn readonly_until_lost(w: &World) -> Result<(), Broken> {
 async fn readonly_waiting(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
     for kind in ["mutex", "fair"] {
-        w.server.ask(&format!("{} {kind} somebody PX 60000", if kind == "fair" { "RFAIRLOCK.ACQUIRE" } else { "RLOCK.ACQUIRE" })).await?;
+        w.server
+            .ask(&format!(
+                "{} {kind} somebody PX 60000",
+                if kind == "fair" { "RFAIRLOCK.ACQUIRE" } else { "RLOCK.ACQUIRE" }
+            ))
+            .await?;
         let waits = c.begin(kind, kind, json!({"wait_ms": 15_000}));
         w.server.until_waiting(1).await?;
         w.server.ask(NOWHERE).await?;
@@ -454,9 +469,11 @@ async fn chaos(w: &World, for_ms: u64) -> Result<(), Broken> {
     let mut calls = Vec::new();
     for proxy in &proxies {
         let c = w.client(&proxy.url()).await?;
-        for kind in ["mutex", "fair"] {
-            let options = json!({"tasks": 3, "for_ms": for_ms, "hold_ms": 5, "wait_ms": 1500, "lease_ms": 1000});
-            calls.push(c.work(kind, kind, options));
+        // The last one works for longer than its lease.
+        for (kind, key, tasks, hold_ms) in [("mutex", "m", 3, 5), ("fair", "f", 3, 5), ("mutex", "l", 1, 900)] {
+            let options =
+                json!({"tasks": tasks, "for_ms": for_ms, "hold_ms": hold_ms, "wait_ms": 1500, "lease_ms": 700});
+            calls.push(c.work(kind, key, options));
         }
     }
     let until = now_us() + us(for_ms as i64);

@@ -49,8 +49,10 @@ async fn in_cluster(w: &World) -> Result<(), Broken> {
     for (kind, keys) in kinds {
         holds.push(one.acquire(kind, keys, json!({"wait_ms": 5000, "lease_ms": 1500})).await?);
     }
-    let waits: Vec<_> =
-        kinds.iter().map(|(kind, keys)| other.begin(kind, keys, json!({"wait_ms": 20_000, "lease_ms": 1500}))).collect();
+    let waits: Vec<_> = kinds
+        .iter()
+        .map(|(kind, keys)| other.begin(kind, keys, json!({"wait_ms": 20_000, "lease_ms": 1500})))
+        .collect();
     waiting(&nodes, kinds.len() as i64).await?;
     pause(2000).await;
     for hold in &holds {
@@ -102,7 +104,8 @@ async fn move_slot(nodes: &[Server], key: &str) -> Result<(), Broken> {
     to.ask(&format!("CLUSTER SETSLOT {slot} IMPORTING {from_id}")).await?;
     from.ask(&format!("CLUSTER SETSLOT {slot} MIGRATING {to_id}")).await?;
     from.ask(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", to.port)).await?;
-    for node in [to, from].into_iter().chain(nodes.iter().filter(|node| node.port != from.port && node.port != to.port)) {
+    for node in [to, from].into_iter().chain(nodes.iter().filter(|node| node.port != from.port && node.port != to.port))
+    {
         node.ask(&format!("CLUSTER SETSLOT {slot} NODE {to_id}")).await?;
     }
     Ok(())

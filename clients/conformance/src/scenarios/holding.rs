@@ -143,7 +143,12 @@ async fn forced(w: &World) -> Result<(), Broken> {
     let began = now_us();
     let told = hold.lost(ms(5000)).await?;
     let took = told - began;
-    ensure!(took <= us(1300) + slack_us(began), "B16 B17", "a renewal that finds nothing was told after {} ms", took / 1000);
+    ensure!(
+        took <= us(1300) + slack_us(began),
+        "B16 B17",
+        "a renewal that finds nothing was told after {} ms",
+        took / 1000
+    );
     w.server.is_clean(ms(1000)).await
 }
 

@@ -238,7 +238,9 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
         }
         let many = seen.words[0].starts_with("RLOCK.M");
         let keys = if many { seen.words[1].parse().unwrap_or(1) } else { 0 };
-        let (Some(key), Some(owner)) = (seen.words.get(1 + usize::from(many)), seen.words.get(2 + keys)) else { continue };
+        let (Some(key), Some(owner)) = (seen.words.get(1 + usize::from(many)), seen.words.get(2 + keys)) else {
+            continue;
+        };
         if let Some(id) = seen.option("REQ").and_then(|id| id.parse::<u64>().ok()) {
             let last = ids.insert((key.clone(), owner.clone()), id);
             ensure!(last.is_none_or(|last| last <= id), "B4", "REQ went down: {text}");

@@ -42,7 +42,6 @@ macro_rules! scenarios {
 pub(crate) use scenarios;
 
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    let groups =
-        [kinds::ALL, waiting::ALL, holding::ALL, faults::ALL, connections::ALL, processes::ALL, fleets::ALL];
+    let groups = [kinds::ALL, waiting::ALL, holding::ALL, faults::ALL, connections::ALL, processes::ALL, fleets::ALL];
     groups.into_iter().flatten()
 }

@@ -75,7 +75,12 @@ async fn sleep_while_waiting(w: &World) -> Result<(), Broken> {
     let released = now_us();
     w.server.ask("RLOCK.RELEASE k driver").await?;
     let hold = waits.acquired(PATIENCE).await.under("B9")?;
-    ensure!(hold.at_us >= released, "B9", "it entered {} ms after it woke, with a grant that was over", (hold.at_us - began) / 1000);
+    ensure!(
+        hold.at_us >= released,
+        "B9",
+        "it entered {} ms after it woke, with a grant that was over",
+        (hold.at_us - began) / 1000
+    );
     hold.release().await?;
     w.server.is_clean(ms(3000)).await
 }
@@ -100,7 +105,12 @@ async fn gone(w: &World, is_killed: bool) -> Result<(), Broken> {
     ensure!(is_killed || status == 0, "B24", "exit ended with status {status}");
     let hold = waits.acquired(PATIENCE).await?;
     let took = now_us() - began;
-    ensure!(took <= us(1500) + slack_us(began), "B13", "the next one waited for {} ms with a grace of 500 ms", took / 1000);
+    ensure!(
+        took <= us(1500) + slack_us(began),
+        "B13",
+        "the next one waited for {} ms with a grace of 500 ms",
+        took / 1000
+    );
     hold.release().await?;
     w.server.is_clean(ms(3000)).await
 }

@@ -151,7 +151,8 @@ async fn one_subscriber(w: &World) -> Result<(), Broken> {
         line.split(' ').find_map(|word| word.strip_prefix(name)).unwrap_or_default().to_owned()
     };
     let blocked = list.lines().filter(|line| field(line, "flags=").contains('b')).count();
-    let subscribers = list.lines().filter(|line| field(line, "sub=") != "0" || !matches!(field(line, "ssub=").as_str(), "0" | ""));
+    let subscribers =
+        list.lines().filter(|line| field(line, "sub=") != "0" || !matches!(field(line, "ssub=").as_str(), "0" | ""));
     ensure!(blocked == 0, "B6", "{blocked} connections block");
     ensure!(subscribers.clone().count() == 1, "B7", "{} connections are subscribed", subscribers.count());
     hold.release().await?;
@@ -193,7 +194,7 @@ async fn message_lost(w: &World) -> Result<(), Broken> {
     hold.release().await?;
     // The claim gives the lock back, so others are served meanwhile.
     let other = holder.acquire("mutex", "k", json!({"wait_ms": 10_000})).await;
-    let other = other.during(&format!("a lost message costs more than the claim")).under("B6")?;
+    let other = other.during("a lost message costs more than the claim").under("B6")?;
     other.release().await?;
     let hold = waits.acquired(ms(36_000)).await.under("B8")?;
     hold.release().await?;
@@ -241,7 +242,12 @@ async fn cancel_while_waiting(w: &World) -> Result<(), Broken> {
         let began = now_us();
         is_cancelled(waits.cancelled().await?)?;
         let took = now_us() - began;
-        ensure!(took <= us(500) + slack_us(began), "B11", "the caller goes on {} ms after it was cancelled", took / 1000);
+        ensure!(
+            took <= us(500) + slack_us(began),
+            "B11",
+            "the caller goes on {} ms after it was cancelled",
+            took / 1000
+        );
         w.server.until_waiting(0).await?;
         hold.release().await?;
     }
@@ -266,7 +272,9 @@ async fn cancel_at_each_await(w: &World) -> Result<(), Broken> {
             let hold = if is_free { None } else { Some(holder.acquire("mutex", &key, json!({"wait_ms": 0})).await?) };
             let acquiring = c.begin("mutex", &key, json!({"lease_ms": 30_000}));
             pause(after).await;
-            if let Some(hold) = &hold && round % 2 == 1 {
+            if let Some(hold) = &hold
+                && round % 2 == 1
+            {
                 // The grant crosses the cancellation.
                 hold.release().await?;
             }
@@ -274,7 +282,9 @@ async fn cancel_at_each_await(w: &World) -> Result<(), Broken> {
                 Outcome::Acquired(hold) => hold.release().await?,
                 other => is_cancelled(other)?,
             }
-            if let Some(hold) = hold && round % 2 == 0 {
+            if let Some(hold) = hold
+                && round % 2 == 0
+            {
                 hold.release().await?;
             }
         }
