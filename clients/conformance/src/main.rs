@@ -140,7 +140,8 @@ async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
     });
     let mut report = Report::new(&name, &first.hello, arguments.driver.as_deref());
     // A program that cannot connect at all is not worth a list of failures.
-    let world = World::new("probe", judge.programs.clone(), &judge.command, judge.driver.clone(), first.clone()).await?;
+    let world =
+        World::new("probe", judge.programs.clone(), &judge.command, judge.driver.clone(), first.clone()).await?;
     world.client(&world.server.url()).await?;
     world.close_clients().await?;
     judge.idle.lock().unwrap().push(first);

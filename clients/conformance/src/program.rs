@@ -161,9 +161,21 @@ impl Program {
         }
     }
 
-    /// The program runs no further, as if its machine had gone to sleep.
-    pub fn stop(&self) {
+    /// The program runs no further when this returns, none of its threads, as if its machine had gone to sleep.
+    pub async fn stop(&self) {
         self.signal(Signal::STOP);
+        let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+        let all_stopped = || {
+            let mut threads = std::fs::read_dir(format!("/proc/{}/task", self.pid)).ok()?;
+            let stopped = threads.all(|thread| {
+                let stat = thread.and_then(|thread| std::fs::read_to_string(thread.path().join("stat")));
+                stat.map_or(true, is_stopped)
+            });
+            Some(stopped)
+        };
+        while all_stopped() == Some(false) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     pub fn go_on(&self) {

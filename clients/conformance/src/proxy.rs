@@ -12,6 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use crate::clock::now_us;
+
 /// What becomes of a command, or of a message on a channel.
 #[derive(Clone, Debug)]
 pub enum Fate {
@@ -36,6 +38,7 @@ impl Fate {
 /// A command that came by.
 #[derive(Clone, Debug)]
 pub struct Seen {
+    pub at_us: i64,
     /// The first is in capital letters.
     pub words: Vec<String>,
 }
@@ -190,9 +193,14 @@ impl Proxy {
         self.flow();
     }
 
-    /// All lock commands that came by.
+    /// All lock commands that came by, and subscriptions.
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.sky.seen).clone()
+    }
+
+    /// What came by is forgotten.
+    pub fn forget(&self) {
+        lock(&self.sky.seen).clear();
     }
 
     pub fn seen_of(&self, verb: &str) -> Vec<Seen> {
@@ -257,13 +265,13 @@ async fn commands(
                 word.make_ascii_uppercase();
             }
             let is_ours = words.first().is_some_and(|word| word.starts_with('R') && word.contains('.'));
-            if is_ours {
-                lock(&sky.seen).push(Seen { words: words.clone() });
+            // Its replies are pushes, or look like them.
+            let is_subscription = words.first().is_some_and(|word| word.contains("SUBSCRIBE"));
+            if is_ours || is_subscription {
+                lock(&sky.seen).push(Seen { at_us: now_us(), words: words.clone() });
             }
             let fate = lock(&sky.rule)(&words);
             let mut expected = lock(expected);
-            // Its replies are pushes, or look like them.
-            let is_subscription = words.first().is_some_and(|word| word.contains("SUBSCRIBE"));
             match fate {
                 Fate::Cut => {
                     let _ = down.send(Piece::Close);

@@ -50,7 +50,7 @@ impl Finding {
     }
 
     pub fn may_be_repeated(&self) -> bool {
-        !self.reason.starts_with("two held")
+        !["two held", "it entered"].iter().any(|start| self.reason.starts_with(start))
     }
 
     /// This is the second try.

@@ -88,7 +88,7 @@ impl Server {
             if let Ok(Value::BulkString(info)) = self.try_ask(&["INFO", "everything"]).await {
                 let (info, own) =
                     (String::from_utf8_lossy(&info).into_owned(), format!("process_id:{}\r\n", self.pid()));
-                if info.contains(&own) && info.contains("loading:0") {
+                if info.contains(&own) && info.contains("\r\nloading:0\r\n") {
                     return Ok(true);
                 }
             }
@@ -247,7 +247,13 @@ pub async fn cluster(programs: &Arc<Programs>) -> Result<Vec<Server>, Broken> {
     let mut nodes = Vec::new();
     for _ in 0..3 {
         let bus = format!("cluster-port {}", free_port());
-        nodes.push(Server::start(programs, &["cluster-enabled yes", "cluster-node-timeout 2000", &bus]).await?);
+        nodes.push(
+            Server::start(
+                programs,
+                &["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage no", &bus],
+            )
+            .await?,
+        );
     }
     let mut create = Command::new(&programs.cli);
     create.args(["--cluster", "create"]).args(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)));

@@ -1,6 +1,6 @@
 //! What a scenario works with: a server, a program, and a record of who believed to hold what.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -37,13 +37,23 @@ struct Belief {
     until_us: i64,
     /// A release, a loss.
     ended_us: i64,
+    /// The release was answered.
+    released_us: i64,
+    /// Whether others may hold beside it.
+    is_shared: bool,
+}
+
+impl Belief {
+    fn end_us(&self) -> i64 {
+        self.until_us.min(self.ended_us)
+    }
 }
 
 #[derive(Default)]
 struct Record {
     beliefs: Vec<Belief>,
-    /// Keys that several may hold.
-    shared: HashSet<String>,
+    /// Keys with intervals of `work` that are no mutexes.
+    uncompared: HashSet<String>,
     programs: Vec<Arc<Program>>,
     clients: Vec<Client>,
 }
@@ -135,11 +145,15 @@ impl World {
         let record = lock(&self.record);
         let mut beliefs = record.beliefs.clone();
         for program in &record.programs {
+            let mut told = HashSet::new();
             for lost in program.events("lost") {
-                let at = lost["at_us"].as_i64().unwrap_or(i64::MAX);
-                beliefs.iter_mut().filter(|belief| lost["hold"] == belief.hold.as_str()).for_each(|belief| {
-                    belief.ended_us = belief.ended_us.min(at);
-                });
+                let (hold, at_us) =
+                    (lost["hold"].as_str().unwrap_or_default(), lost["at_us"].as_i64().unwrap_or(i64::MAX));
+                ensure!(told.insert(hold.to_owned()), "B15", "the loss of {hold} was told twice");
+                for belief in beliefs.iter_mut().filter(|belief| belief.hold == hold) {
+                    belief.ended_us = belief.ended_us.min(at_us);
+                    ensure!(at_us <= belief.released_us, "B15 B21", "the loss of {hold} was told after its release");
+                }
             }
             if let Some(at) = program.ended_us() {
                 beliefs.iter_mut().filter(|belief| belief.pid == program.pid).for_each(|belief| {
@@ -149,31 +163,36 @@ impl World {
             for interval in program.events("interval") {
                 let number = |field: &str| interval[field].as_i64().unwrap_or_default();
                 let key = interval["key"].as_str().unwrap_or_default().to_owned();
+                if record.uncompared.contains(&key) {
+                    continue;
+                }
                 let (from_us, until_us, token) = (number("from_us"), number("to_us"), number("token"));
-                let pid = program.pid;
-                beliefs.push(Belief { pid, hold: "work".into(), key, token, from_us, until_us, ended_us: until_us });
+                let (pid, hold, ended_us, is_shared) = (program.pid, "work".to_owned(), until_us, false);
+                let released_us = i64::MAX;
+                beliefs.push(Belief { pid, hold, key, token, from_us, until_us, ended_us, released_us, is_shared });
             }
         }
-        beliefs.retain(|belief| !record.shared.contains(&belief.key));
         beliefs.sort_by(|one, other| (&one.key, one.from_us).cmp(&(&other.key, other.from_us)));
-        for pair in beliefs.windows(2) {
-            let [one, other] = pair else { continue };
-            if one.key != other.key || one.token == other.token {
-                continue;
+        // Of each key the holds that were believed longest, of those that others may share and of the others.
+        let mut latest: HashMap<(&str, bool), &Belief> = HashMap::new();
+        for belief in &beliefs {
+            let key = belief.key.as_str();
+            for is_shared in [false, true] {
+                let Some(earlier) = latest.get(&(key, is_shared)) else { continue };
+                if is_shared && belief.is_shared || earlier.token == belief.token {
+                    continue;
+                }
+                let (both_us, one, other) = (earlier.end_us() - belief.from_us, earlier.token, belief.token);
+                let (first, second) = (&earlier.hold, &belief.hold);
+                let what =
+                    format!("two held {key:?} for {both_us} us: {first} with token {one}, {second} with token {other}");
+                ensure!(both_us <= 0, "B13 B15", "{what}");
+                ensure!(one < other, "B26", "{key:?}: token {other} came after {one}");
             }
-            let end = one.until_us.min(one.ended_us);
-            let key = &one.key;
-            ensure!(
-                end <= other.from_us,
-                "B13 B15",
-                "two held {key:?} for {} us: {} with token {}, and {} with token {}",
-                end - other.from_us,
-                one.hold,
-                one.token,
-                other.hold,
-                other.token
-            );
-            ensure!(one.token < other.token, "B26", "{key:?}: token {} came after {}", other.token, one.token);
+            let longest = latest.entry((key, belief.is_shared)).or_insert(belief);
+            if belief.end_us() >= longest.end_us() {
+                *longest = belief;
+            }
         }
         Ok(())
     }
@@ -224,6 +243,7 @@ pub struct Acquiring {
     has_timeout: bool,
     client: Client,
     hold: String,
+    kind: String,
     keys: Vec<String>,
 }
 
@@ -260,12 +280,16 @@ impl Client {
     pub fn begin(&self, kind: &str, keys: &str, options: Value) -> Acquiring {
         let hold = format!("{}-hold-{}", self.name, self.next.fetch_add(1, Ordering::Relaxed));
         let keys: Vec<_> = keys.split_whitespace().map(str::to_owned).collect();
-        if kind == "read" || kind == "semaphore" {
-            lock(&self.record).shared.extend(keys.iter().cloned());
-        }
         let fields = merged(json!({"hold": hold, "kind": kind, "keys": keys}), &options);
         let has_timeout = fields.get("wait_ms").is_some();
-        Acquiring { call: self.call("acquire", fields), has_timeout, client: self.clone(), hold, keys }
+        Acquiring {
+            call: self.call("acquire", fields),
+            has_timeout,
+            client: self.clone(),
+            hold,
+            kind: kind.to_owned(),
+            keys,
+        }
     }
 
     /// Acquires what is to be had, with patience.
@@ -298,20 +322,25 @@ impl Client {
     pub fn work(&self, kind: &str, keys: &str, options: Value) -> Call {
         let keys: Vec<_> = keys.split_whitespace().collect();
         if kind == "read" || kind == "semaphore" {
-            lock(&self.record).shared.extend(keys.iter().map(|key| (*key).to_owned()));
+            lock(&self.record).uncompared.extend(keys.iter().map(|key| (*key).to_owned()));
         }
         self.call("work", merged(json!({"kind": kind, "keys": keys}), &options))
     }
 
     pub async fn close(&self) -> Result<(), Broken> {
-        let answer = self.call("close", json!({})).ok(ms(8_000)).await;
+        let call = self.call("close", json!({}));
+        let prefix = format!("{}-hold-", self.name);
+        for belief in lock(&self.record).beliefs.iter_mut().filter(|belief| belief.hold.starts_with(&prefix)) {
+            belief.ended_us = belief.ended_us.min(call.sent_us);
+        }
+        let answer = call.ok(ms(8_000)).await;
         answer.map(|_| ()).under("B24")
     }
 }
 
 impl Acquiring {
     pub async fn outcome(self, within: Duration) -> Result<Outcome, Broken> {
-        let Acquiring { call, has_timeout, client, hold, keys } = self;
+        let Acquiring { call, has_timeout, client, hold, kind, keys } = self;
         let said = match call.answer_or(if has_timeout { "B5" } else { "" }, within).await? {
             Answer::Ok(said) => said,
             Answer::Error { name, .. } if name == "LockTimeout" => return Ok(Outcome::NotAcquired),
@@ -327,7 +356,8 @@ impl Acquiring {
         let at_us = said["at_us"].as_i64().ok_or_else(|| Broken::new("driver", format!("no at_us in {said}")))?;
         let hold = Hold { client, name: hold, keys, tokens, at_us, until_us: until(&said) };
         let mut record = lock(&hold.client.record);
-        for (key, token) in hold.keys.iter().zip(&hold.tokens) {
+        // The permits of a semaphore are not counted.
+        for (key, token) in hold.keys.iter().zip(&hold.tokens).filter(|_| kind != "semaphore") {
             record.beliefs.push(Belief {
                 pid: hold.client.program.pid,
                 hold: hold.name.clone(),
@@ -336,6 +366,8 @@ impl Acquiring {
                 from_us: at_us,
                 until_us: hold.until_us.unwrap_or(at_us),
                 ended_us: i64::MAX,
+                released_us: i64::MAX,
+                is_shared: kind == "read",
             });
         }
         drop(record);
@@ -378,7 +410,9 @@ impl Hold {
     }
 
     pub async fn release_with(&self, options: Value) -> Result<(), Broken> {
-        self.releasing(options).ok(PATIENCE).await.map(|_| ())
+        self.releasing(options).ok(PATIENCE).await?;
+        self.record(|belief| belief.released_us = now_us());
+        Ok(())
     }
 
     pub fn releasing(&self, options: Value) -> Call {
@@ -391,7 +425,7 @@ impl Hold {
         lock(&self.client.record).beliefs.iter_mut().filter(|belief| belief.hold == self.name).for_each(change);
     }
 
-    /// Whether the program believes to hold it, when, and until when.
+    /// Whether the program believes to hold it, and until when.
     pub async fn held(&self) -> Result<(bool, i64), Broken> {
         let said = self.client.program.call("held", json!({"hold": self.name})).ok(PATIENCE).await?;
         let (held, at_us) = (said["held"] == true, said["at_us"].as_i64().unwrap_or_default());
@@ -403,7 +437,7 @@ impl Hold {
                 belief.ended_us = belief.ended_us.min(at_us);
             }
         });
-        Ok((held, at_us))
+        Ok((held, until_us))
     }
 
     /// Fails unless the program believes to hold it.
@@ -439,7 +473,8 @@ impl Hold {
 
     /// Whether what the program believes ends before the server's lease.
     pub async fn is_within_lease(&self, server: &Server) -> Result<(), Broken> {
-        let Some(until_us) = self.until_us else { return Ok(()) };
+        let (_, held_until_us) = self.held().await?;
+        let until_us = self.until_us.unwrap_or(held_until_us).max(held_until_us);
         let left = server.lease_left(&self.keys[0], self.token()).await?;
         // A renewal meanwhile makes it later, never earlier.
         let ends_us = now_us() + us(left + 1);

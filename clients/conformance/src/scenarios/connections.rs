@@ -17,6 +17,8 @@ scenarios! {
     short "connection-numbers-as-strings", "B26", [], strings;
     short "connection-pool-of-one", "B6 B16", [], pool_of_one;
     short "close", "B24 B28", [], close;
+    short "close-at-each-await", "B11 B24", [], close_at_each_await;
+    short "close-frees-everything", "B24", [], close_frees_everything;
     short "close-server-stopped", "B24", [], close_server_stopped;
 }
 
@@ -176,6 +178,67 @@ async fn close(w: &World) -> Result<(), Broken> {
         tokio::time::sleep(ms(20)).await;
     }
     w.server.is_clean(ms(3000)).await
+}
+
+/// Closing in the midst of an acquisition, at each of its moments.
+async fn close_at_each_await(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let holder = w.client(&w.server.url()).await?;
+    let hold = holder.acquire("mutex", "held", json!({"wait_ms": 0})).await?;
+    proxy.delay(10);
+    for after in [0, 5, 15, 25, 40, 60, 90] {
+        let c = w.client(&proxy.url()).await?;
+        let acquiring = ["free", "held"].map(|key| c.begin("mutex", key, json!({"lease_ms": 30_000})));
+        tokio::time::sleep(ms(after)).await;
+        c.close().await?;
+        for acquiring in acquiring {
+            // One that was granted just before is told so, and released by the end of the client.
+            let outcome = acquiring.outcome(ms(6000)).await.under("B24")?;
+            let is_closed = matches!(&outcome, Outcome::Error { name, .. } if name == "Closed");
+            ensure!(is_closed || matches!(outcome, Outcome::Acquired(_)), "B24 B28", "closed meanwhile: {outcome}");
+            if let Outcome::Acquired(hold) = outcome {
+                ensure!(!hold.held().await?.0, "B24", "a hold is believed after its client was closed");
+            }
+        }
+    }
+    hold.release().await?;
+    w.server.is_clean(ms(5000)).await
+}
+
+/// Threads, tasks and connections of clients that were closed are gone.
+async fn close_frees_everything(w: &World) -> Result<(), Broken> {
+    let program = w.another_program().await?;
+    let mut before = None;
+    for round in 0..25 {
+        let c = w.client_with(&program, json!({"url": w.server.url()})).await?;
+        let hold = c.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
+        let waits = c.begin("mutex", "k", json!({"wait_ms": 10_000}));
+        w.server.until_waiting(1).await?;
+        hold.release().await?;
+        waits.acquired(PATIENCE).await?;
+        c.close().await?;
+        w.server.is_clean(ms(3000)).await?;
+        // The first rounds start what a process has once.
+        if round == 4 {
+            before = Some(program.call("stats", json!({})).ok(PATIENCE).await?);
+        }
+    }
+    let before = before.unwrap_or_default();
+    let deadline = now_us() + us(5000);
+    loop {
+        let after = program.call("stats", json!({})).ok(PATIENCE).await?;
+        let grown = |field: &str| after[field].as_i64().unwrap_or(0) - before[field].as_i64().unwrap_or(0);
+        if grown("handles") < 10 && grown("tasks") < 10 {
+            return Ok(());
+        }
+        let (handles, tasks) = (grown("handles"), grown("tasks"));
+        ensure!(
+            now_us() < deadline,
+            "B24",
+            "after 20 clients that were closed there are {handles} handles and {tasks} tasks more"
+        );
+        tokio::time::sleep(ms(100)).await;
+    }
 }
 
 /// Closing does not wait for ever for a server that does not answer.

@@ -214,6 +214,10 @@ async fn refused_wait(w: &World) -> Result<(), Broken> {
         let hold = hold.during(&format!("{code} ended a wait")).under("B12")?;
         hold.release().await?;
     }
+    // The request may have been granted in the turn in which the server stepped down.
+    let asked = proxy.seen_of("ACQUIRE").into_iter().filter(|seen| seen.words[1] == "UNBLOCKED");
+    let ids: Vec<_> = asked.map(|seen| seen.option("REQ").map(str::to_owned)).collect();
+    ensure!(ids.windows(2).all(|pair| pair[0] == pair[1]), "B12", "after UNBLOCKED another id was sent: {ids:?}");
     // And their time is not exceeded.
     refuse(&proxy, "ACQUIRE", usize::MAX, &PASSING);
     let began = now_us();
@@ -300,6 +304,13 @@ async fn wrong_type(w: &World) -> Result<(), Broken> {
     w.server.ask("SET k text").await?;
     waits.fails(ms(3000), "B12 B28", "Refused", "WRONGTYPE").await?;
     hold.release().await.ok();
+    c.init("s", 1).await?;
+    let hold = c.acquire("semaphore", "s", json!({"wait_ms": 0})).await?;
+    let waits = c.begin("semaphore", "s", json!({"wait_ms": 15_000}));
+    w.server.until_waiting(1).await?;
+    w.server.ask("DEL s").await?;
+    waits.fails(ms(3000), "B12 B28", "Refused", "NOSEMAPHORE").await?;
+    hold.release().await.ok();
     w.server.is_clean(ms(3000)).await
 }
 
@@ -324,7 +335,14 @@ async fn module_too_old(w: &World) -> Result<(), Broken> {
         if is(words, "ACQUIRE") && waits { Fate::Answer(":0\r\n".to_owned()) } else { Fate::Pass }
     });
     let c = w.client(&proxy.url()).await?;
-    c.begin("mutex", "k", json!({"wait_ms": 5000})).fails(ms(4000), "B27", "ModuleTooOld", "").await
+    c.begin("mutex", "k", json!({"wait_ms": 5000})).fails(ms(4000), "B27", "ModuleTooOld", "").await?;
+    proxy.on_command(|words| {
+        let claims = words.iter().any(|word| word == "CLAIM");
+        let unknown = Fate::error("ERR unknown option 'CLAIM'; expected PX, EX, BLOCK, NOTIFY, SESSION, REQ, ONCE");
+        if is(words, "ACQUIRE") && claims { unknown } else { Fate::Pass }
+    });
+    c.begin("mutex", "k", json!({"wait_ms": 5000})).fails(ms(4000), "B27", "ModuleTooOld", "").await?;
+    Ok(())
 }
 
 /// A master of nobody, to which a server can be told to belong.

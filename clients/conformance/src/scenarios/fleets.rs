@@ -11,6 +11,7 @@ use crate::world::{Client, PATIENCE, World, ms, pause};
 scenarios! {
     short "cluster", "B7 B25", ["cluster"], in_cluster;
     long "cluster-slot-moves", "B7 B8 B12", ["cluster"], slot_moves;
+    long "cluster-node-stopped", "B13 B16", ["cluster"], node_stopped;
     long "sentinel-failover", "B12 B16 B25", ["sentinel"], failover;
 }
 
@@ -87,6 +88,34 @@ async fn slot_moves(w: &World) -> Result<(), Broken> {
         // Its wait on the old node has ended, and it asks the new one.
         waits.acquired(ms(10_000)).await.under("B7 B8")?.release().await?;
     }
+    are_clean(&nodes).await
+}
+
+/// One node answers nobody. Its locks are lost in time, and those of the others stay.
+async fn node_stopped(w: &World) -> Result<(), Broken> {
+    let nodes = cluster(&w.programs).await?;
+    let c = client_of(w, &nodes).await?;
+    let mut holds = Vec::new();
+    for key in ["a", "b", "c", "d", "e", "f"] {
+        let hold = c.acquire("mutex", key, json!({"wait_ms": 5000, "lease_ms": 1500})).await?;
+        let serves = nodes[0].try_ask(&["EXISTS", key]).await.is_ok();
+        holds.push((hold, serves));
+    }
+    ensure!(holds.iter().any(|(_, serves)| *serves), "driver", "the first node serves none of the keys");
+    pause(700).await;
+    nodes[0].stop();
+    let deadline = now_us() + us(1500);
+    let mut outcome = Ok(());
+    for (hold, _) in holds.iter().filter(|(_, serves)| *serves) {
+        outcome = outcome.and(hold.lost_before(deadline).await.map(|_| ()));
+    }
+    pause(3000).await;
+    for (hold, _) in holds.iter().filter(|(_, serves)| !*serves) {
+        outcome = outcome.and(hold.is_held("B16", "another node was stopped").await);
+        outcome = outcome.and(hold.release().await);
+    }
+    nodes[0].go_on();
+    outcome?;
     are_clean(&nodes).await
 }
 

@@ -10,6 +10,7 @@ use crate::world::{Hold, Outcome, PATIENCE, World, ms, pause};
 
 scenarios! {
     short "hold-renewed", "B16", [], renewed;
+    short "hold-slow-network", "B13", [], slow_network;
     short "hold-fixed-lease", "B18", [], fixed_lease;
     short "hold-stalled", "B13 B15 B17", [], |w| lost_by(w, Trouble::Stalled);
     short "hold-server-stopped", "B13 B15 B17", [], |w| lost_by(w, Trouble::Stopped);
@@ -41,6 +42,33 @@ async fn renewed(w: &World) -> Result<(), Broken> {
         hold.release().await?;
     }
     w.server.is_clean(ms(3000)).await
+}
+
+/// The lease counts from the moment before the request was sent.
+async fn slow_network(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let (c, direct) = (w.client(&proxy.url()).await?, w.client(&w.server.url()).await?);
+    for (kind, keys) in [("mutex", "m"), ("write", "w"), ("many", "a b")] {
+        proxy.delay(150);
+        let hold = c.acquire(kind, keys, json!({"wait_ms": 0, "lease_ms": 3000})).await?;
+        hold.is_within_lease(&w.server).await?;
+        // After some renewals, too.
+        pause(1600).await;
+        hold.is_within_lease(&w.server).await?;
+        proxy.delay(0);
+        hold.release().await?;
+        // And after a grant that came as a message.
+        let before = direct.acquire(kind, keys, json!({"wait_ms": 0})).await?;
+        proxy.delay(150);
+        let waits = c.begin(kind, keys, json!({"wait_ms": 10_000, "lease_ms": 3000}));
+        w.server.until_waiting(1).await?;
+        before.release().await?;
+        let hold = waits.acquired(PATIENCE).await?;
+        hold.is_within_lease(&w.server).await?;
+        proxy.delay(0);
+        hold.release().await?;
+    }
+    w.server.is_clean(ms(2000)).await
 }
 
 async fn fixed_lease(w: &World) -> Result<(), Broken> {
@@ -177,6 +205,7 @@ async fn sixty(w: &World) -> Result<(), Broken> {
     }
     pause(5000).await;
     for hold in &holds {
+        hold.is_within_lease(&w.server).await?;
         hold.is_held("B16", "60 locks at 200 ms there and back, with leases of 3 s").await?;
     }
     let releases: Vec<_> = holds.iter().map(|hold| hold.releasing(json!({}))).collect();
@@ -214,14 +243,19 @@ async fn session_cut(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 30_000, "session_ms": 1500})).await?;
+    let long = c.acquire("mutex", "long", json!({"wait_ms": 0, "lease_ms": 30_000, "session_ms": 12_000})).await?;
     for _ in 0..2 {
+        let renewals = || proxy.seen_of("RENEW").iter().filter(|seen| seen.words[1] == "long").count();
+        let before = renewals();
         proxy.cut();
         pause(2200).await;
+        ensure!(renewals() > before, "B19", "2.2 s after its connection was cut no RENEW was sent");
         hold.is_held("B19", "its connection was made anew within the grace").await?;
         let left = w.server.lease_left("k", hold.token()).await?;
         ensure!(left > 0, "B13 B19", "the server has ended it, and it is believed");
     }
     hold.release().await?;
+    long.release().await?;
     w.server.is_clean(ms(2000)).await
 }
 

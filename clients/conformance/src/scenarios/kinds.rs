@@ -19,6 +19,9 @@ scenarios! {
     short "reentry-named-owner", "B3", [], named_owner;
     short "run-keeps-result", "B22", [], run_keeps_result;
     short "lead", "B15 B21", [], lead;
+    short "lead-again", "B15", [], lead_again;
+    short "run-cancelled", "B11 B22", [], run_cancelled;
+    short "owners", "B2 B4", [], owners;
     short "keep", "B23", [], keep;
     short "note", "B6", [], note;
     short "words-on-the-wire", "B2 B4 B6 B9 B21", [], words_on_the_wire;
@@ -176,6 +179,79 @@ async fn lead(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
+/// A leader whose hold is taken away hears of it, and is elected again.
+async fn lead_again(w: &World) -> Result<(), Broken> {
+    let c = w.client(&w.server.url()).await?;
+    let leads = c.call("lead", json!({"hold": "leader", "keys": ["leader"], "lease_ms": 900}));
+    let elected = async |count: usize| {
+        let deadline = now_us() + 10_000_000;
+        loop {
+            let events = w.program.events("elected");
+            if let Some(event) = events.get(count - 1) {
+                return Ok(event["at_us"].as_i64().unwrap_or_default());
+            }
+            ensure!(now_us() < deadline, "B15", "elected {} times, not {count}", events.len());
+            pause(5).await;
+        }
+    };
+    elected(1).await?;
+    w.server.ask("RLOCK.FORCERELEASE leader").await?;
+    let again = elected(2).await?;
+    let lost = w.program.event("lost", "leader", ms(1000)).await;
+    let lost = lost.ok_or_else(|| Broken::new("B15", "the first term's end was not told"))?;
+    ensure!(lost["at_us"].as_i64() <= Some(again), "B15", "the first term's end was told after the second had begun");
+    w.program.call("cancel", json!({"request": leads.id})).answer(PATIENCE).await?;
+    leads.answer_or("B24", PATIENCE).await?;
+    w.program.forget();
+    w.server.is_clean(ms(3000)).await
+}
+
+/// Work that is cancelled gives its lock back, and work whose wait is cancelled does not begin.
+async fn run_cancelled(w: &World) -> Result<(), Broken> {
+    let c = w.client(&w.server.url()).await?;
+    let run = |hold: &str| {
+        c.call("run", json!({"hold": hold, "kind": "mutex", "keys": ["k"], "wait_ms": 30_000, "lease_ms": 30_000, "work_ms": 2500}))
+    };
+    let (working, deadline) = (run("working"), now_us() + 10_000_000);
+    while w.server.gauge("rlock_held").await? == 0 {
+        ensure!(now_us() < deadline, "B5", "run does not acquire");
+        pause(2).await;
+    }
+    let waiting = run("waiting");
+    w.server.until_waiting(1).await?;
+    for (call, is_at_work) in [(waiting, false), (working, true)] {
+        w.program.call("cancel", json!({"request": call.id})).answer(PATIENCE).await?;
+        let answer = call.answer_or("B11", ms(1500 + 5000 * u64::from(is_at_work))).await?;
+        let is_cancelled = matches!(&answer, Answer::Error { name, .. } if name == "Cancelled");
+        // Work that does not look whether it is cancelled goes on to its end.
+        let is_done = is_at_work && matches!(&answer, Answer::Ok(_));
+        ensure!(is_cancelled || is_done, "B11 B22", "cancelled work ended with {answer}");
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+/// Tasks have owners of their own, also those that come after others have ended, and ids rise from the clock.
+async fn owners(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    for number in 0..8 {
+        let task = format!("owner-{number}");
+        let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "task": task})).await?;
+        hold.release_with(json!({"task": task})).await?;
+    }
+    let asked = proxy.seen_of("ACQUIRE");
+    let names: std::collections::HashSet<_> = asked.iter().map(|seen| seen.words[2].clone()).collect();
+    ensure!(names.len() == asked.len(), "B2", "{} tasks have {} owners: {names:?}", asked.len(), names.len());
+    let ids: Vec<_> = asked.iter().filter_map(|seen| seen.option("REQ")?.parse::<u128>().ok()).collect();
+    ensure!(ids.windows(2).all(|pair| pair[0] < pair[1]), "B4", "ids do not rise: {ids:?}");
+    // The process may be some minutes old.
+    let hour = 3_600_000_000;
+    let is_near = |id: &u128| (began.as_micros() - hour..began.as_micros() + hour).contains(id);
+    ensure!(ids.iter().all(is_near), "B4", "ids do not begin at the clock: {ids:?}");
+    w.server.is_clean(ms(2000)).await
+}
+
 async fn keep(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
@@ -215,6 +291,13 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
             waits.acquired(PATIENCE).await?.release().await?;
         }
     }
+    // It listens before it asks.
+    let seen = proxy.seen();
+    let first =
+        |is_it: &dyn Fn(&crate::proxy::Seen) -> bool| seen.iter().find(|seen| is_it(seen)).map(|seen| seen.at_us);
+    let listens = first(&|seen| seen.words[0].ends_with("SUBSCRIBE"));
+    let asks = first(&|seen| seen.option("NOTIFY").is_some());
+    ensure!(listens.is_some() && listens < asks, "B7", "it asks at {asks:?}, and subscribes at {listens:?}");
     let mut ids = std::collections::HashMap::new();
     let mut owners = std::collections::HashMap::new();
     for seen in proxy.seen() {

@@ -21,7 +21,7 @@ async fn sleep_past_lease(w: &World) -> Result<(), Broken> {
     let c = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 700})).await?;
     hold.held().await?;
-    sleeper.stop();
+    sleeper.stop().await;
     let next = w.client(&w.server.url()).await?.acquire("mutex", "k", json!({"wait_ms": 10_000})).await?;
     // It looks at its hold with the first that it does.
     let asks = sleeper.call("held", json!({"hold": hold.name}));
@@ -43,7 +43,7 @@ async fn sleep_at_work(w: &World) -> Result<(), Broken> {
     let calls = [one.work("mutex", "k", options()), other.work("mutex", "k", options())];
     for _ in 0..3 {
         pause(rand::random_range(100..300)).await;
-        sleeper.stop();
+        sleeper.stop().await;
         pause(900).await;
         sleeper.go_on();
     }
@@ -64,7 +64,7 @@ async fn sleep_while_waiting(w: &World) -> Result<(), Broken> {
     w.server.ask("RLOCK.ACQUIRE k driver PX 60000").await?;
     let waits = c.begin("mutex", "k", json!({"wait_ms": 30_000, "lease_ms": 1000}));
     w.server.until_waiting(1).await?;
-    sleeper.stop();
+    sleeper.stop().await;
     w.server.ask("RLOCK.RELEASE k driver").await?;
     // Granted, and over.
     let taken = w.server.ask("RLOCK.ACQUIRE k driver PX 60000 BLOCK 8000").await?;

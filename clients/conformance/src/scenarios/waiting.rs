@@ -15,6 +15,9 @@ scenarios! {
     short "wait-timeout-no-server", "B5 B11", [], no_server;
     short "wait-fair-order", "B6", [], fair_order;
     short "wait-fair-grace", "B6", [], fair_grace;
+    short "wait-keeps-place", "B8", [], keeps_place;
+    short "wait-try-stalled", "B12", [], try_stalled;
+    short "wait-claimed", "B9", [], claimed;
     short "wait-one-subscriber", "B6 B7", [], one_subscriber;
     short "wait-message-cut", "B8 B9", [], message_cut;
     long "wait-message-lost", "B8 B9", [], message_lost;
@@ -71,14 +74,17 @@ fn nothing_acquired(outcome: Outcome) -> Result<(), Broken> {
 
 async fn stalled(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
-    let c = w.client(&proxy.url()).await?;
+    let (c, fresh) = (w.client(&proxy.url()).await?, w.client(&proxy.url()).await?);
     let holder = w.client(&w.server.url()).await?;
     let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
     let waits = c.begin("mutex", "k", json!({"wait_ms": 1200}));
     w.server.until_waiting(1).await?;
     proxy.stall();
     let later = c.begin("mutex", "l", json!({"wait_ms": 500}));
+    // This one has never waited, and cannot subscribe.
+    let fresh = fresh.begin("mutex", "l", json!({"wait_ms": 500}));
     nothing_acquired(ends_in_time(later, 500).await?)?;
+    nothing_acquired(ends_in_time(fresh, 500).await?)?;
     nothing_acquired(ends_in_time(waits, 1200).await?)?;
     hold.release().await?;
     proxy.flow();
@@ -138,6 +144,75 @@ async fn fair_grace(w: &World) -> Result<(), Broken> {
     let took = now_us() - began;
     ensure!(took <= us(2000) + slack_us(began), "B6", "the grace of 300 ms took {} ms", took / 1000);
     hold.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+/// Whose connections are cut asks again, and is where it was in the queue of a fair lock.
+async fn keeps_place(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let (c, other) = (w.client(&proxy.url()).await?, w.client(&w.server.url()).await?);
+    let hold = other.acquire("fair", "f", json!({"wait_ms": 0})).await?;
+    let first = c.begin("fair", "f", json!({"wait_ms": 20_000}));
+    w.server.until_waiting(1).await?;
+    let second = other.begin("fair", "f", json!({"wait_ms": 20_000}));
+    w.server.until_waiting(2).await?;
+    let asked = proxy.seen_of("ACQUIRE").len();
+    proxy.cut();
+    let deadline = now_us() + us(4000);
+    while proxy.seen_of("ACQUIRE").len() == asked {
+        ensure!(now_us() < deadline, "B8", "4 s after its connections were cut it has not asked again");
+        pause(5).await;
+    }
+    w.server.until_waiting(2).await?;
+    hold.release().await?;
+    let (first, at_us) = (first.acquired(PATIENCE).await.under("B8")?, now_us());
+    first.release().await?;
+    let second = second.acquired(PATIENCE).await?;
+    ensure!(first.token() < second.token(), "B8", "it lost its place, {} ms", (now_us() - at_us) / 1000);
+    second.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+/// A try ends with its command timeout.
+async fn try_stalled(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client_with(&w.program, json!({"url": proxy.url(), "command_timeout_ms": 800})).await?;
+    c.acquire("mutex", "k", json!({"wait_ms": 0})).await?.release().await?;
+    proxy.stall();
+    let tries = c.begin("mutex", "k", json!({"wait_ms": 0, "lease_ms": 20_000}));
+    let sent_us = tries.call.sent_us;
+    tries.fails(ms(8000), "B12 B28", "Unavailable", "").await?;
+    let over = now_us() - sent_us - us(800);
+    ensure!(
+        over <= us(1200) + slack_us(sent_us),
+        "B12",
+        "a try with a timeout of 800 ms took {} ms longer",
+        over / 1000
+    );
+    proxy.flow();
+    w.server.is_clean(ms(6000)).await
+}
+
+/// The RENEW after the message loses its reply, and nobody enters before it is answered.
+async fn claimed(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
+    for fate in [Fate::Cut, Fate::LoseReply, Fate::error("LOADING Redis is loading the dataset in memory")] {
+        let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
+        let waits = c.begin("mutex", "k", json!({"wait_ms": 15_000, "lease_ms": 20_000}));
+        w.server.until_waiting(1).await?;
+        let asked = proxy.seen_of("ACQUIRE").len();
+        proxy.next("RENEW", 1, fate.clone());
+        hold.release().await?;
+        let hold = waits.acquired(ms(8000)).await.during(&format!("{fate:?} at the claim")).under("B9")?;
+        let (renewed, again) = (proxy.seen_of("RENEW").len(), proxy.seen_of("ACQUIRE").len() - asked);
+        ensure!(renewed >= 1, "B9", "it entered without a RENEW");
+        ensure!(renewed + again >= 2, "B9", "it entered with a RENEW that was not answered: {fate:?}");
+        let left = w.server.lease_left("k", hold.token()).await?;
+        ensure!(left > 10_000, "B9", "the claim has not become the lease: {left} ms are left, after {fate:?}");
+        hold.release().await?;
+        proxy.forget();
+    }
     w.server.is_clean(ms(3000)).await
 }
 
