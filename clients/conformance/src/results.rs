@@ -99,6 +99,9 @@ impl Report {
     pub fn print_summary(&self) {
         let [green, red, lacking] = [Outcome::Green, Outcome::Red, Outcome::Lacking].map(|outcome| self.count(outcome));
         println!("\n{}: {green} green, {red} red, {lacking} lacking", self.name);
+        for finding in self.findings.iter().filter(|finding| finding.outcome == Outcome::Green && finding.repeated) {
+            println!("  {:32} green at the second try; {}", finding.name, finding.reason);
+        }
         for finding in self.findings.iter().filter(|finding| finding.outcome == Outcome::Red) {
             println!("  {:32} {}: {}", finding.name, finding.broken, finding.reason);
         }
