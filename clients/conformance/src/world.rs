@@ -123,6 +123,8 @@ impl World {
     pub async fn client_with(&self, program: &Arc<Program>, mut fields: Value) -> Result<Client, Broken> {
         match self.try_client(program, &mut fields).await? {
             (client, Answer::Ok(_)) => Ok(client),
+            // What a library lacks is no fault.
+            (_, Answer::Error { name, message, .. }) if name == "Unsupported" => Err(Broken::lacking(message)),
             (_, answer) => Err(Broken::new("B25", format!("connect {fields} was answered {answer}"))),
         }
     }

@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::scenarios;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
-use crate::program::Answer;
 use crate::world::{Client, Outcome, PATIENCE, World, ms};
 
 scenarios! {
@@ -94,11 +93,7 @@ async fn tls(w: &World) -> Result<(), Broken> {
 /// A client with something that not each library has.
 async fn special(w: &World, mut fields: Value) -> Result<Client, Broken> {
     fields["url"] = json!(w.server.url());
-    match w.try_client(&w.program, &mut fields).await? {
-        (client, Answer::Ok(_)) => Ok(client),
-        (_, Answer::Error { name, message, .. }) if name == "Unsupported" => Err(Broken::lacking(message)),
-        (_, answer) => Err(Broken::new("B25", format!("connect was answered {answer}"))),
-    }
+    w.client_with(&w.program, fields).await
 }
 
 async fn key_prefix(w: &World) -> Result<(), Broken> {
