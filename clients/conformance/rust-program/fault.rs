@@ -1,38 +1,38 @@
-//! What this program does wrong if it is asked to.
+//! Faults of this program on purpose.
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     #[default]
     None,
-    /// `held` stays true for ever, and no loss is told.
+    /// `held` stays true, and no loss is reported.
     BelievesAfterDeadline,
-    /// No loss is told; `held` is right.
+    /// No loss is reported; `held` is right.
     TellsNothing,
-    /// A loss is told a second late.
+    /// A loss is reported a second late.
     TellsLate,
-    /// A hold is given up at the first renewal that fails.
+    /// The first failed renewal ends a hold.
     GivesUpAtFirstTrouble,
     /// Nothing is renewed.
     NeverRenews,
     /// A release is not sent.
     KeepsWhatItReleases,
-    /// A cancelled caller goes away, and its acquisition goes on.
+    /// The acquisition of a cancelled caller continues.
     LeavesWaiter,
-    /// A request that is cancelled goes on.
+    /// A cancelled request continues.
     IgnoresCancel,
     /// Waits last for longer than their timeout.
     WaitsTooLong,
     /// The work's result is replaced by an error.
     HidesResult,
-    /// Everything is in database 0.
+    /// All locks are in database 0.
     IgnoresDatabase,
     /// All acquisitions have the same owner.
     SharesOwner,
-    /// The caller continues some time after the grant, and is told of the deadline that it had then.
+    /// The caller continues some time after the grant, with a deadline computed at the grant.
     EntersLate,
-    /// Closing a client leaves all as it is.
+    /// Closing a client does nothing.
     ClosesNothing,
-    /// The session is not asked for.
+    /// Sessions are not requested.
     IgnoresSession,
 }
 

@@ -1,4 +1,4 @@
-//! The kinds of locks behind one face.
+//! One type for all kinds of locks and guards.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Options {
     }
 }
 
-/// Something of each kind.
+/// A value for each kind.
 enum Each<M, F, R, W, P, A> {
     Mutex(M),
     Fair(F),
@@ -63,7 +63,7 @@ macro_rules! each {
     };
 }
 
-/// Sets what a request asks for on the builder of one kind.
+/// Sets the options of a request on the builder of one kind.
 macro_rules! with_options {
     ($lock:expr, $request:expr, $fault:expr) => {{
         let (mut lock, request, fault) = ($lock, $request, $fault);
@@ -120,7 +120,7 @@ impl AnyLock {
         Ok(AnyLock { keys: keys.into_iter().map(str::to_owned).collect(), of })
     }
 
-    /// None if it is not acquired.
+    /// `None` if the lock was not acquired.
     pub async fn acquire(&self, wait: Option<Duration>) -> Result<Option<AnyGuard>, Failure> {
         let guard = match &self.of {
             OfMutex(lock) => acquired!(lock, wait).map(|guard| guard.map(OfMutex)),
@@ -136,7 +136,7 @@ impl AnyLock {
         }
     }
 
-    /// The form that takes a function.
+    /// The function form.
     pub async fn run<T>(&self, work: impl AsyncFnOnce() -> T) -> Result<T, Failure> {
         each!(&self.of, lock => Ok(lock.run(async |_| work().await).await?), {
             let _ = lock;
@@ -163,7 +163,7 @@ impl AnyGuard {
         each!(&self.of, guard => guard.is_suspected(), { let _ = guard; false })
     }
 
-    /// A guard of several keys does not say.
+    /// `MultiGuard` does not expose its deadline.
     pub fn valid_ms(&self) -> Option<f64> {
         each!(&self.of, guard => Some(guard.valid_for().as_secs_f64() * 1000.0), { let _ = guard; None })
     }

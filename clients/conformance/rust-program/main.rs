@@ -1,6 +1,6 @@
 //! The conformance program of Rust: PROTOCOL.md on top of rlock-client.
 //!
-//! With `RLOCK_CONFORMANCE_FAULT` it is wrong on purpose, so that tests see the driver notice.
+//! `RLOCK_CONFORMANCE_FAULT` makes it wrong on purpose, for the tests of the driver.
 
 #![allow(missing_docs, reason = "a program")]
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times of a test")]
@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use crate::fault::Fault;
 use crate::locks::{AnyGuard, AnyLock, Options};
 
-/// What a request was refused with.
+/// The error that answers a request.
 struct Failure {
     name: String,
     code: String,
@@ -38,7 +38,7 @@ fn unsupported(what: &str) -> Failure {
     failure("Unsupported", what)
 }
 
-/// Errors that B12 has retried.
+/// The errors that B12 retries.
 const PASSING: [&str; 12] = [
     "UNBLOCKED",
     "READONLY",
@@ -214,7 +214,7 @@ impl Program {
         let lock_ = AnyLock::of(&self.client(request)?, request, self.fault)?;
         let options = Options::of(request);
         let guard = match self.fault {
-            // Whoever cancels goes away, and the acquisition stays.
+            // The caller may be cancelled; the acquisition continues.
             Fault::LeavesWaiter => {
                 let (granted, grant) = oneshot::channel();
                 tokio::spawn(async move {
@@ -241,7 +241,7 @@ impl Program {
         Ok(json!({"tokens": tokens, "at_us": at_us, "valid_ms": valid_ms}))
     }
 
-    /// Tells of the loss.
+    /// Reports the loss.
     fn watch(self: Arc<Self>, name: String, hold: Arc<Hold>, lost: locks::Lost) {
         tokio::spawn(async move {
             match self.fault {
@@ -356,7 +356,7 @@ impl Program {
         Ok(json!({"made": made}))
     }
 
-    /// The holds of a client that is closed are released, which this crate leaves to whoever drops their guards.
+    /// Releases the holds of the client by dropping their guards, which `Client::close` leaves to the caller.
     async fn close(&self, request: &Value) -> Answer {
         let client = lock(&self.clients).remove(request["client"].as_str().unwrap_or_default());
         let Some(client) = client else { return Ok(json!({})) };
@@ -410,7 +410,7 @@ async fn work_once(
         () = guard.lost(), if fault != Fault::BelievesAfterDeadline => false,
         () = tokio::time::sleep(hold_for) => true,
     };
-    // After a stop of the process the deadline may be long past: the belief ended there.
+    // After a stop of the process the deadline may have passed long ago.
     let now = now_us();
     let to_us = if guard.is_held() || fault == Fault::BelievesAfterDeadline { now } else { now.min(from_us) };
     for (key, token) in guard.keys() {

@@ -1,7 +1,7 @@
-//! A client as it is often written, with all the faults that BEHAVIOUR.md is about: tests run it, so that scenarios are seen to fail.
+//! A client with the usual faults of hand-written lock code. Tests run it to see scenarios fail.
 //!
-//! It waits with a blocked connection without database and user, renews all holds one after another and ends the renewal at the first error, knows
-//! no clock, repeats nothing, and takes nothing back.
+//! It waits on a blocked connection without database and user, renews all holds one after another, stops renewing at the first error,
+//! has no clock, repeats nothing, and settles nothing.
 
 #![allow(missing_docs, reason = "a program")]
 #![allow(clippy::cast_possible_truncation, reason = "times of a test")]
@@ -77,7 +77,7 @@ async fn main() {
     }
 }
 
-/// One after another, each with its answer.
+/// Renews one hold after another, and waits for each answer.
 async fn renew(program: Arc<Program>) {
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;

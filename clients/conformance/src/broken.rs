@@ -1,6 +1,6 @@
 //! How a scenario fails.
 
-/// A rule that was broken, and by what.
+/// Broken rules, and the observation that shows it.
 #[derive(Clone, Debug)]
 pub struct Broken {
     /// The rules of BEHAVIOUR.md, `driver` if the driver itself could not do something, `none` if the program lacks what the scenario needs.
@@ -13,13 +13,13 @@ impl Broken {
         Broken { rules: rules.to_owned(), text: text.into() }
     }
 
-    /// The library of this program cannot do it, which is no fault.
+    /// The library of this program lacks an ability, which is not a failure.
     pub fn lacking(text: impl Into<String>) -> Broken {
         Broken::new("none", text)
     }
 }
 
-/// Names the rules that a failure of a step breaks, and what was going on.
+/// Adds rules and context to the failure of a step.
 pub trait Under<T> {
     fn under(self, rules: &str) -> Result<T, Broken>;
     fn during(self, what: &str) -> Result<T, Broken>;

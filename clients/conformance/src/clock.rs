@@ -1,4 +1,4 @@
-//! `CLOCK_MONOTONIC`, which the programs use as well, and how late this machine is.
+//! `CLOCK_MONOTONIC`, which the programs use as well, and the lateness of this machine.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -15,12 +15,12 @@ pub fn us(ms: i64) -> i64 {
     ms * 1000
 }
 
-/// Moments at which a timer of this process fired late, and by how much. A program on the same machine is late at the same moments.
+/// Times at which a timer of this process was due, and how late it fired. A program on the same machine is late at the same times.
 static LATE: Mutex<Vec<(i64, i64)>> = Mutex::new(Vec::new());
 
 const TICK: Duration = Duration::from_millis(5);
 
-/// Measures until the process ends, on a thread of its own.
+/// Starts a thread that measures the lateness until the process ends.
 pub fn watch_lateness() {
     std::thread::spawn(|| {
         loop {
@@ -34,9 +34,13 @@ pub fn watch_lateness() {
     });
 }
 
-/// How late something may be that was due after `since_us`: 40 ms, and three times what the machine itself was late.
+/// The tolerance for an event that was due after `since_us`: 40 ms, three times the lateness of the machine, and 10 ms for each process
+/// that waits for a core.
 pub fn slack_us(since_us: i64) -> i64 {
     let late = LATE.lock().unwrap();
     let recent = late.iter().rev().take_while(|(due, late)| due + late >= since_us);
-    us(40) + 3 * recent.map(|(_, late)| *late).max().unwrap_or(0)
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0);
+    let cores = std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
+    us(40) + 3 * recent.map(|(_, late)| *late).max().unwrap_or(0) + us((10.0 * load / cores) as i64)
 }

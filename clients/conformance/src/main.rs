@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::broken::Broken;
 use crate::program::Program;
@@ -26,26 +27,26 @@ use crate::scenarios::Scenario;
 use crate::servers::Programs;
 use crate::world::World;
 
-/// No scenario takes as long, unless something hangs.
+/// A scenario that takes longer hangs.
 const SCENARIO_DEADLINE: Duration = Duration::from_secs(180);
 
 /// Checks a client of rlock in any language against clients/BEHAVIOUR.md.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// The program of a language: how to start it. It speaks PROTOCOL.md.
+    /// The command that starts the program under test, which speaks PROTOCOL.md.
     #[arg(long, required_unless_present_any = ["list", "table"])]
     program: Option<String>,
-    /// The module that servers load.
+    /// The module to load into servers.
     #[arg(long, env = "RLOCK_MODULE", default_value = "target/release/librlock.so")]
     module: PathBuf,
-    /// The server.
+    /// The server program.
     #[arg(long, env = "SERVER", default_value = "redis-server")]
     server: String,
     /// The server's command line tool, which makes clusters.
     #[arg(long, default_value = "redis-cli")]
     cli: String,
-    /// What the results are called. Default: the language that the program names.
+    /// The name of the results. Default: the language that the program reports.
     #[arg(long)]
     name: Option<String>,
     /// Sent with each `connect`, for packages with several drivers.
@@ -54,7 +55,7 @@ struct Arguments {
     /// Only the short form.
     #[arg(long)]
     short: bool,
-    /// What fails is not run once more.
+    /// Do not repeat failed scenarios.
     #[arg(long)]
     once: bool,
     /// How many scenarios run at the same time.
@@ -88,7 +89,16 @@ fn main() -> ExitCode {
     }
     clock::watch_lateness();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
-    let report = runtime.block_on(judge(&arguments));
+    let report = runtime.block_on(async {
+        let terminate = signal(SignalKind::terminate()).and_then(|one| Ok((one, signal(SignalKind::interrupt())?)));
+        let (mut terminate, mut interrupt) = terminate.expect("signals can be handled");
+        // Dropping what runs ends its servers and programs.
+        tokio::select! {
+            report = judge(&arguments) => report,
+            _ = terminate.recv() => Err(Broken::new("driver", "terminated")),
+            _ = interrupt.recv() => Err(Broken::new("driver", "interrupted")),
+        }
+    });
     runtime.shutdown_timeout(Duration::from_secs(1));
     match report {
         Ok(report) => {
@@ -109,7 +119,7 @@ struct Judge {
     programs: Arc<Programs>,
     command: String,
     driver: Option<String>,
-    /// Programs that are between two scenarios.
+    /// Programs that wait for their next scenario.
     idle: Mutex<Vec<Arc<Program>>>,
 }
 
@@ -139,7 +149,7 @@ async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
         None => language.clone(),
     });
     let mut report = Report::new(&name, &first.hello, arguments.driver.as_deref());
-    // A program that cannot connect at all is not worth a list of failures.
+    // If the program cannot connect at all, one message says more than a list of failures.
     let world =
         World::new("probe", judge.programs.clone(), &judge.command, judge.driver.clone(), first.clone()).await?;
     world.client(&world.server.url()).await?;
@@ -162,7 +172,7 @@ async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
     for (task, scenario) in running.into_iter().zip(&chosen) {
         report.findings.push(task.await.map_err(|error| Broken::new("driver", format!("{}: {error}", scenario.name)))?);
     }
-    // A busy machine may be at fault, so what failed runs once more, alone. Two believers are never forgiven.
+    // A busy machine may be the cause, so failed scenarios run again, alone. Two holders of one lock always count.
     for (finding, scenario) in report.findings.iter_mut().zip(&chosen) {
         if finding.outcome == Outcome::Red && finding.may_be_repeated() && !arguments.once {
             *finding = judge.examine(scenario).await.after(finding);
@@ -193,7 +203,7 @@ impl Judge {
         let world = World::new(scenario.name, programs, &self.command, driver, program).await?;
         let ran = tokio::time::timeout(SCENARIO_DEADLINE, (scenario.run)(&world)).await;
         let ran = ran.unwrap_or_else(|_| Err(Broken::new("", format!("it hangs for {SCENARIO_DEADLINE:?}"))));
-        // What it saw of beliefs counts, however the scenario ended.
+        // Overlapping holds count, however the scenario ended.
         world.check_exclusion()?;
         match &ran {
             Err(broken) if broken.rules != "none" => return ran,

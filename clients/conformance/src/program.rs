@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::broken::{Broken, ensure};
 use crate::clock::now_us;
 
-/// A virtual machine on a busy computer takes some seconds.
+/// A JVM on a busy machine takes some seconds.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Program {
@@ -31,10 +31,10 @@ pub struct Program {
 struct State {
     pending: Mutex<HashMap<u64, oneshot::Sender<Value>>>,
     events: Mutex<Vec<Value>>,
-    /// How many events there are. Closed when the program has ended.
+    /// The number of events so far.
     heard: watch::Sender<usize>,
     errors: Mutex<VecDeque<String>>,
-    /// When its output ended, or it was killed.
+    /// When its output ended, or the driver killed it; 0 before.
     ended_us: AtomicI64,
 }
 
@@ -42,7 +42,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a program answered.
+/// The answer of a program.
 #[derive(Clone, Debug)]
 pub enum Answer {
     Ok(Value),
@@ -60,7 +60,7 @@ pub struct Call {
 
 impl Program {
     pub async fn start(command: &str) -> Result<Arc<Program>, Broken> {
-        // A group of its own is not needed: `exec` makes the shell the program.
+        // `exec` replaces the shell, so the id of the child is that of the program.
         let mut child = Command::new("/bin/sh")
             .args(["-c", &format!("exec {command}")])
             .stdin(Stdio::piped())
@@ -84,7 +84,7 @@ impl Program {
             while let Ok(Some(line)) = output.next_line().await {
                 heard.hear(&line);
             }
-            // Whoever waits for an answer hears that there is none.
+            // Pending calls fail at once.
             let mut pending = lock(&heard.pending);
             heard.end();
             pending.clear();
@@ -114,7 +114,7 @@ impl Program {
         self.hello["language"].as_str().unwrap_or("?")
     }
 
-    /// Sends a request. Its answer is asked of what this returns.
+    /// Sends a request. The returned value waits for the answer.
     pub fn call(&self, what: &str, fields: Value) -> Call {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (answered, answer) = oneshot::channel();
@@ -131,7 +131,7 @@ impl Program {
         call
     }
 
-    /// Forgets what the program has told before: it goes to another scenario.
+    /// Clears the events, for the next scenario.
     pub fn forget(&self) {
         lock(&self.state.events).clear();
     }
@@ -161,7 +161,7 @@ impl Program {
         }
     }
 
-    /// The program runs no further when this returns, none of its threads, as if its machine had gone to sleep.
+    /// Stops all threads of the program, as if its machine slept. They have stopped when this returns.
     pub async fn stop(&self) {
         self.signal(Signal::STOP);
         let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
@@ -182,7 +182,7 @@ impl Program {
         self.signal(Signal::CONT);
     }
 
-    /// Since when it believes nothing any more, if it has ended.
+    /// When the program ended, if it has.
     pub fn ended_us(&self) -> Option<i64> {
         Some(self.state.ended_us.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
@@ -192,7 +192,7 @@ impl Program {
         let _ = lock(&self.child).start_kill();
     }
 
-    /// Waits until it has ended by itself, and says with which status.
+    /// Waits until the program has ended, and returns its status.
     pub async fn ended(&self, within: Duration) -> Result<i32, Broken> {
         let deadline = now_us() + within.as_micros() as i64;
         loop {
@@ -232,7 +232,7 @@ impl State {
 }
 
 impl Call {
-    /// What it was answered. No answer in time breaks a rule that the caller knows.
+    /// The answer.
     pub async fn answer(self, within: Duration) -> Result<Answer, Broken> {
         self.answer_or("", within).await
     }
@@ -256,12 +256,12 @@ impl Call {
         Ok(Answer::Error { name: text("error"), code: text("code"), message: text("message") })
     }
 
-    /// What it was answered, if it was no error.
+    /// The answer; an error fails the scenario.
     pub async fn ok(self, within: Duration) -> Result<Value, Broken> {
         let what = self.what.clone();
         match self.answer(within).await? {
             Answer::Ok(value) => Ok(value),
-            error => Err(Broken::new("", format!("{what} was answered {error}"))),
+            error => Err(Broken::new("", format!("answer to {what}: {error}"))),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A network that misbehaves as it is told, between a client and one server. It understands RESP, so that it can lose the reply to
+//! A network with faults between a client and one server. It parses RESP, so that it can lose the reply to
 //! one command, or answer a command itself.
 
 use std::collections::VecDeque;
@@ -14,32 +14,32 @@ use tokio::time::Instant;
 
 use crate::clock::now_us;
 
-/// What becomes of a command, or of a message on a channel.
+/// The treatment of a command, or of a message on a channel.
 #[derive(Clone, Debug)]
 pub enum Fate {
     Pass,
-    /// The server gets it. When its reply arrives, the connection is cut instead.
+    /// The server receives the command. The connection is cut when the reply arrives.
     LoseReply,
-    /// The connection is cut, and the server does not get it.
+    /// The connection is cut before the server receives the command.
     Cut,
-    /// The server does not get it; this is the reply.
+    /// The proxy sends this reply, and the server does not receive the command.
     Answer(String),
-    /// A message disappears. A command as well, and its reply never comes.
+    /// The message, or the reply to the command, disappears.
     Drop,
 }
 
 impl Fate {
-    /// An error as the server would write it.
+    /// An error reply.
     pub fn error(text: &str) -> Fate {
         Fate::Answer(format!("-{text}\r\n"))
     }
 }
 
-/// A command that came by.
+/// A command that passed the proxy.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub at_us: i64,
-    /// The first is in capital letters.
+    /// The first word is in capital letters.
     pub words: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Seen {
         is(&self.words, verb)
     }
 
-    /// What stands behind an option.
+    /// The value of an option.
     pub fn option(&self, name: &str) -> Option<&str> {
         let at = self.words.iter().position(|word| word.eq_ignore_ascii_case(name))?;
         self.words.get(at + 1).map(String::as_str)
@@ -97,7 +97,7 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// In front of a server, in good weather.
+    /// A proxy in front of a server, without faults.
     pub async fn before(port: u16) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let own_port = listener.local_addr().expect("an address").port();
@@ -128,27 +128,27 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
-    /// How long each piece takes, in each direction.
+    /// Sets the delay in each direction.
     pub fn delay(&self, ms: u64) {
         self.sky.delay_us.store(ms * 1000, Ordering::Relaxed);
     }
 
-    /// Nothing arrives any more, and no connection is reset. Connections can still be made.
+    /// Stops the traffic without closing connections. Clients can still connect.
     pub fn stall(&self) {
         self.sky.stalled.send_replace(true);
     }
 
-    /// What was stalled arrives.
+    /// Ends the stall and delivers the delayed bytes.
     pub fn flow(&self) {
         self.sky.stalled.send_replace(false);
     }
 
-    /// Cuts all connections that there are.
+    /// Cuts all existing connections.
     pub fn cut(&self) {
         self.sky.generation.send_modify(|generation| *generation += 1);
     }
 
-    /// New connections are closed at once.
+    /// Whether new connections are closed at once.
     pub fn refuse(&self, refuses: bool) {
         self.sky.refuses.store(refuses, Ordering::Relaxed);
     }
@@ -157,17 +157,17 @@ impl Proxy {
         self.sky.stringifies.store(true, Ordering::Relaxed);
     }
 
-    /// After so many more bytes to the client everything is cut, once.
+    /// Cuts all connections once, after this number of further bytes to the client.
     pub fn cut_after(&self, bytes: usize) {
         *lock(&self.sky.budget) = Some(bytes);
     }
 
-    /// From now on each command asks this.
+    /// Sets the rule for commands.
     pub fn on_command(&self, rule: impl FnMut(&[String]) -> Fate + Send + 'static) {
         *lock(&self.sky.rule) = Box::new(rule);
     }
 
-    /// The next `times` commands of that kind have this fate.
+    /// Applies `fate` to the next `times` commands of a kind.
     pub fn next(&self, verb: &'static str, mut times: usize, fate: Fate) {
         self.on_command(move |words| {
             if times > 0 && is(words, verb) {
@@ -178,12 +178,12 @@ impl Proxy {
         });
     }
 
-    /// From now on each message asks this, by its words.
+    /// Sets the rule for messages on channels, which it receives as words.
     pub fn on_message(&self, rule: impl FnMut(&[String]) -> Fate + Send + 'static) {
         *lock(&self.sky.messages) = Box::new(rule);
     }
 
-    /// Good weather.
+    /// Ends all faults.
     pub fn clear(&self) {
         self.on_command(|_| Fate::Pass);
         self.on_message(|_| Fate::Pass);
@@ -193,12 +193,12 @@ impl Proxy {
         self.flow();
     }
 
-    /// All lock commands that came by, and subscriptions.
+    /// All lock commands and subscriptions that passed.
     pub fn seen(&self) -> Vec<Seen> {
         lock(&self.sky.seen).clone()
     }
 
-    /// What came by is forgotten.
+    /// Clears the list of commands.
     pub fn forget(&self) {
         lock(&self.sky.seen).clear();
     }
@@ -208,7 +208,7 @@ impl Proxy {
     }
 }
 
-/// What the next reply of the server is for.
+/// The treatment of the next reply.
 enum Expected {
     Pass { stringified: bool },
     Lost,
@@ -230,11 +230,11 @@ async fn serve(client: TcpStream, sky: Arc<Sky>) {
     let expected = Mutex::new(VecDeque::new());
     let (up, up_pieces) = mpsc::unbounded_channel();
     let (down, down_pieces) = mpsc::unbounded_channel();
-    // Whichever ends first ends the connection, but for what the server has still to say to a client that has closed: it cannot be heard.
+    // The first direction that ends closes the connection.
     tokio::select! {
         () = commands(from_client, &up, &down, &expected, &sky) => {}
         () = replies(from_server, &down, &expected, &sky) => {
-            // What it said last arrives.
+            // The last replies still arrive.
             tokio::time::sleep(Duration::from_micros(sky.delay_us.load(Ordering::Relaxed)) + Duration::from_millis(2)).await;
         }
         () = write(to_server, up_pieces, &sky, false) => {}
@@ -265,7 +265,7 @@ async fn commands(
                 word.make_ascii_uppercase();
             }
             let is_ours = words.first().is_some_and(|word| word.starts_with('R') && word.contains('.'));
-            // Its replies are pushes, or look like them.
+            // The replies to subscriptions are pushes, or look like them.
             let is_subscription = words.first().is_some_and(|word| word.contains("SUBSCRIBE"));
             if is_ours || is_subscription {
                 lock(&sky.seen).push(Seen { at_us: now_us(), words: words.clone() });
@@ -294,7 +294,7 @@ async fn commands(
     }
 }
 
-/// Sends the replies that are the proxy's own, as far as the server has answered what came before.
+/// Sends the proxy's own replies, once the server has answered all earlier commands.
 fn flush(expected: &mut VecDeque<Expected>, down: &Pieces, sky: &Sky) {
     while let Some(Expected::Own(_)) = expected.front() {
         if let Some(Expected::Own(bytes)) = expected.pop_front() {
@@ -419,7 +419,7 @@ fn words(bytes: &[u8]) -> Vec<String> {
     words
 }
 
-/// Whether nobody has asked for it: a push of RESP3, or a message or a confirmation on a subscribed connection of RESP2.
+/// Whether this is not a reply: a push of RESP3, or a message or confirmation on a subscribed connection of RESP2.
 fn is_push(bytes: &[u8], words: &[String]) -> bool {
     let kinds = ["message", "smessage", "pmessage", "subscribe", "ssubscribe", "psubscribe"];
     let is_kind = |word: &String| kinds.contains(&word.as_str()) || word.ends_with("unsubscribe");

@@ -1,4 +1,4 @@
-//! What was found: lines for people, JSON for a client, a table for all.
+//! Results: a line for each scenario, a JSON file for each client, a table of several clients.
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,11 +29,11 @@ impl Outcome {
 pub struct Finding {
     pub name: &'static str,
     pub outcome: Outcome,
-    /// The rules that were found broken.
+    /// The broken rules.
     broken: String,
     pub reason: String,
     took: Duration,
-    /// Whether it failed first, and this is the second try, alone.
+    /// Whether the first try failed, and this is the second.
     repeated: bool,
 }
 
@@ -53,7 +53,7 @@ impl Finding {
         !["two held", "it entered"].iter().any(|start| self.reason.starts_with(start))
     }
 
-    /// This is the second try.
+    /// Marks the second try.
     pub fn after(mut self, first: &Finding) -> Finding {
         self.repeated = true;
         if self.outcome == Outcome::Green {

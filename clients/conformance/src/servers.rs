@@ -1,4 +1,4 @@
-//! Servers of one scenario. They end with their value, by process id.
+//! Servers of one scenario. Dropping a value ends its process.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -17,7 +17,7 @@ use crate::clock::now_us;
 const START_DEADLINE: Duration = Duration::from_secs(30);
 const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
 
-/// What to run servers with.
+/// The programs and the module that servers are started with.
 #[derive(Clone, Debug)]
 pub struct Programs {
     pub server: String,
@@ -59,13 +59,13 @@ fn spawn(programs: &Programs, folder: &TempDir, port: u16) -> Child {
 }
 
 impl Server {
-    /// A server with the module, and further lines for its configuration.
+    /// Starts a server with the module and these lines of configuration.
     pub async fn start(programs: &Arc<Programs>, lines: &[&str]) -> Result<Server, Broken> {
         let module = format!("loadmodule {}", programs.module.display());
         Self::start_bare(programs, &[&[module.as_str()], lines].concat()).await
     }
 
-    /// A server without the module.
+    /// Starts a server without the module.
     pub async fn start_bare(programs: &Arc<Programs>, lines: &[&str]) -> Result<Server, Broken> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().display();
@@ -109,7 +109,7 @@ impl Server {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
-    /// A server that changes its role closes its connections: then it is asked once more.
+    /// Sends a command. A server that changes its role closes its connections, so a lost connection is retried once.
     pub async fn try_ask(&self, words: &[&str]) -> redis::RedisResult<Value> {
         match self.ask_once(words).await {
             Err(error) if error.is_unrecoverable_error() => self.ask_once(words).await,
@@ -133,7 +133,7 @@ impl Server {
         answer
     }
 
-    /// A command of the driver, over a connection of its own and past any proxy.
+    /// Sends a command of the driver, past any proxy.
     pub async fn ask(&self, command: &str) -> Result<Value, Broken> {
         let words: Vec<_> = command.split_whitespace().collect();
         self.try_ask(&words).await.map_err(|error| Broken::new("driver", format!("{command}: {error}")))
@@ -162,12 +162,12 @@ impl Server {
         value.ok_or_else(|| Broken::new("driver", format!("INFO has no {field}")))
     }
 
-    /// Milliseconds until the server ends the hold, -2 if it is gone.
+    /// Milliseconds until the server ends the hold; -2 if the hold has ended.
     pub async fn lease_left(&self, key: &str, token: i64) -> Result<i64, Broken> {
         self.number(&format!("RLOCK.PTTL {key} TOKEN {token}")).await
     }
 
-    /// Nobody holds and nobody waits, within the time.
+    /// Fails if the server still has a hold or a waiter after this time.
     pub async fn is_clean(&self, within: Duration) -> Result<(), Broken> {
         let deadline = now_us() + within.as_micros() as i64;
         loop {
@@ -181,7 +181,7 @@ impl Server {
         }
     }
 
-    /// A number of RLOCK.INFO, 0 if it is not there.
+    /// A number of RLOCK.INFO; 0 if it is missing.
     pub async fn field(&self, key: &str, name: &str) -> Result<i64, Broken> {
         let fields = match self.ask(&format!("RLOCK.INFO {key}")).await? {
             Value::Array(fields) => fields,
@@ -193,12 +193,12 @@ impl Server {
         Ok(if let Some(Value::Int(number)) = fields.get(at + 1) { *number } else { 0 })
     }
 
-    /// All that RLOCK.INFO says, for looking into it.
+    /// The reply to RLOCK.INFO as text.
     pub async fn info(&self, key: &str) -> Result<String, Broken> {
         Ok(format!("{:?}", self.ask(&format!("RLOCK.INFO {key}")).await?))
     }
 
-    /// Waits until so many requests wait on the server.
+    /// Waits until `count` requests wait on the server.
     pub async fn until_waiting(&self, count: i64) -> Result<(), Broken> {
         let deadline = now_us() + ANSWER_DEADLINE.as_micros() as i64;
         while self.gauge("rlock_waiting").await? != count {
@@ -269,7 +269,7 @@ pub async fn cluster(programs: &Arc<Programs>) -> Result<Vec<Server>, Broken> {
     Ok(nodes)
 }
 
-/// One Sentinel, which decides alone, of a primary with one replica.
+/// One Sentinel with a quorum of 1, for a primary with one replica.
 pub struct Sentinel {
     _child: Child,
     _folder: TempDir,
@@ -291,7 +291,7 @@ impl Sentinel {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it runs");
         let sentinel = Sentinel { _child: child, _folder: folder, port };
         let deadline = now_us() + START_DEADLINE.as_micros() as i64;
-        // It sees the replica by the INFO of the primary, once in ten seconds.
+        // It reads the INFO of the primary every ten seconds.
         while !sentinel.says("SENTINEL REPLICAS fleet").await.contains("\"slave\"") {
             ensure!(now_us() < deadline, "driver", "the Sentinel does not see the replica");
             tokio::time::sleep(Duration::from_millis(100)).await;

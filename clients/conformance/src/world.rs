@@ -1,4 +1,4 @@
-//! What a scenario works with: a server, a program, and a record of who believed to hold what.
+//! The server and the program of one scenario, and a record of the holds that the program believed in.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use crate::program::{Answer, Call, Program};
 use crate::proxy::Proxy;
 use crate::servers::{Programs, Server};
 
-/// For what has no time of its own, on a busy machine.
+/// The limit for steps whose duration the rules do not limit, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn ms(ms: u64) -> Duration {
@@ -24,7 +24,7 @@ pub async fn pause(ms: u64) {
     tokio::time::sleep(Duration::from_millis(ms)).await;
 }
 
-/// A span in which a program believed to hold a key, as far as the driver knows.
+/// A span in which a program believed that it holds a key, as far as the driver knows.
 #[derive(Clone, Debug)]
 struct Belief {
     /// The process.
@@ -33,13 +33,13 @@ struct Belief {
     key: String,
     token: i64,
     from_us: i64,
-    /// The latest deadline of which the program has told.
+    /// The latest deadline that the program has reported.
     until_us: i64,
-    /// A release, a loss.
+    /// When the driver sent the release, or the program reported the loss.
     ended_us: i64,
-    /// The release was answered.
+    /// When the program had answered the release.
     released_us: i64,
-    /// Whether others may hold beside it.
+    /// Whether other owners may hold the key at the same time.
     is_shared: bool,
 }
 
@@ -52,7 +52,7 @@ impl Belief {
 #[derive(Default)]
 struct Record {
     beliefs: Vec<Belief>,
-    /// Keys with intervals of `work` that are no mutexes.
+    /// Keys of `work` that several owners may hold at the same time; their intervals are not compared.
     uncompared: HashSet<String>,
     programs: Vec<Arc<Program>>,
     clients: Vec<Client>,
@@ -62,7 +62,7 @@ pub struct World {
     pub programs: Arc<Programs>,
     command: String,
     driver: Option<String>,
-    /// The program of this scenario. Its answers are those of the language.
+    /// The program under test.
     pub program: Arc<Program>,
     /// The server of this scenario.
     pub server: Server,
@@ -99,7 +99,7 @@ impl World {
         })
     }
 
-    /// A further program of the same language, for what ends or stops it.
+    /// Starts another process of the same program, which the scenario may stop or kill.
     pub async fn another_program(&self) -> Result<Arc<Program>, Broken> {
         let program = Program::start(&self.command).await?;
         lock(&self.record).programs.push(program.clone());
@@ -119,13 +119,13 @@ impl World {
         self.client_with(&self.program, json!({"url": url})).await
     }
 
-    /// The same in another program, or with more to say about the connection.
+    /// A client in any program, connected with these fields of `connect`.
     pub async fn client_with(&self, program: &Arc<Program>, mut fields: Value) -> Result<Client, Broken> {
         match self.try_client(program, &mut fields).await? {
             (client, Answer::Ok(_)) => Ok(client),
-            // What a library lacks is no fault.
+            // A missing ability of the library is not a failure.
             (_, Answer::Error { name, message, .. }) if name == "Unsupported" => Err(Broken::lacking(message)),
-            (_, answer) => Err(Broken::new("B25", format!("connect {fields} was answered {answer}"))),
+            (_, answer) => Err(Broken::new("B25", format!("answer to connect {fields}: {answer}"))),
         }
     }
 
@@ -151,10 +151,14 @@ impl World {
             for lost in program.events("lost") {
                 let (hold, at_us) =
                     (lost["hold"].as_str().unwrap_or_default(), lost["at_us"].as_i64().unwrap_or(i64::MAX));
-                ensure!(told.insert(hold.to_owned()), "B15", "the loss of {hold} was told twice");
+                ensure!(told.insert(hold.to_owned()), "B15", "the loss of {hold} was reported twice");
                 for belief in beliefs.iter_mut().filter(|belief| belief.hold == hold) {
                     belief.ended_us = belief.ended_us.min(at_us);
-                    ensure!(at_us <= belief.released_us, "B15 B21", "the loss of {hold} was told after its release");
+                    ensure!(
+                        at_us <= belief.released_us,
+                        "B15 B21",
+                        "the loss of {hold} was reported after its release"
+                    );
                 }
             }
             if let Some(at) = program.ended_us() {
@@ -175,7 +179,7 @@ impl World {
             }
         }
         beliefs.sort_by(|one, other| (&one.key, one.from_us).cmp(&(&other.key, other.from_us)));
-        // Of each key the holds that were believed longest, of those that others may share and of the others.
+        // For each key, the shared and the exclusive hold with the latest end so far.
         let mut latest: HashMap<(&str, bool), &Belief> = HashMap::new();
         for belief in &beliefs {
             let key = belief.key.as_str();
@@ -204,7 +208,7 @@ impl World {
         let clients = std::mem::take(&mut lock(&self.record).clients);
         let calls: Vec<_> = clients.iter().map(|client| client.call("close", json!({}))).collect();
         for (call, client) in calls.into_iter().zip(&clients) {
-            // Others than the shared program may have been ended by the scenario.
+            // The scenario may have killed other programs.
             let answer = call.answer(ms(10_000)).await;
             if Arc::ptr_eq(&client.program, &self.program) {
                 answer.under("B24")?;
@@ -257,7 +261,7 @@ pub struct Hold {
     pub keys: Vec<String>,
     pub tokens: Vec<i64>,
     pub at_us: i64,
-    /// Until when it says it can be relied upon, if it says so.
+    /// The deadline that the program reported, if it did.
     pub until_us: Option<i64>,
 }
 
@@ -294,7 +298,7 @@ impl Client {
         }
     }
 
-    /// Acquires what is to be had, with patience.
+    /// Acquires a lock that is available. Fails if that takes longer than `PATIENCE`.
     pub async fn acquire(&self, kind: &str, keys: &str, options: Value) -> Result<Hold, Broken> {
         self.begin(kind, keys, options).acquired(PATIENCE).await
     }
@@ -380,7 +384,7 @@ impl Acquiring {
         let keys = self.keys.join(" ");
         match self.outcome(within).await? {
             Outcome::Acquired(hold) => Ok(hold),
-            outcome => Err(Broken::new("", format!("acquiring {keys:?}, which was to be had: {outcome}"))),
+            outcome => Err(Broken::new("", format!("{keys:?} was available, and acquiring it ended with: {outcome}"))),
         }
     }
 
@@ -393,7 +397,7 @@ impl Acquiring {
         Ok(())
     }
 
-    /// Cancels it, and returns what became of it.
+    /// Cancels the acquisition, and returns its outcome.
     pub async fn cancelled(self) -> Result<Outcome, Broken> {
         let cancel = self.client.program.call("cancel", json!({"request": self.call.id}));
         let outcome = self.outcome(PATIENCE).await.under("B11");
@@ -445,20 +449,20 @@ impl Hold {
     /// Fails unless the program believes to hold it.
     pub async fn is_held(&self, rules: &str, why: &str) -> Result<(), Broken> {
         let lost = self.client.program.events("lost").into_iter().any(|lost| lost["hold"] == self.name.as_str());
-        ensure!(self.held().await?.0 && !lost, rules, "the hold was given up: {why}");
+        ensure!(self.held().await?.0 && !lost, rules, "the client gave the hold up: {why}");
         Ok(())
     }
 
-    /// The moment of which the program says that it told of the loss.
+    /// Waits for the event `lost`, and returns its `at_us`.
     pub async fn lost(&self, within: Duration) -> Result<i64, Broken> {
         let lost = self.client.program.event("lost", &self.name, within).await;
-        let lost = lost.ok_or_else(|| Broken::new("B15", format!("the loss was not told within {within:?}")))?;
+        let lost = lost.ok_or_else(|| Broken::new("B15", format!("the loss was not reported within {within:?}")))?;
         let (held, _) = self.held().await?;
-        ensure!(!held, "B15", "the loss was told, and `held` is still true");
+        ensure!(!held, "B15", "the loss was reported, and `held` is still true");
         lost["at_us"].as_i64().ok_or_else(|| Broken::new("driver", "no at_us in the event lost"))
     }
 
-    /// The loss is told before this moment, at which the server ends the hold at the earliest; only as late as the machine.
+    /// Fails unless the program reports the loss before `deadline_us`, the earliest moment at which the server ends the hold.
     pub async fn lost_before(&self, deadline_us: i64) -> Result<i64, Broken> {
         let wait = Duration::from_micros((deadline_us - now_us()).max(0) as u64) + ms(4000);
         let at_us = self.lost(wait).await?;
@@ -467,18 +471,18 @@ impl Hold {
         ensure!(
             late <= slack,
             "B13 B15",
-            "the loss was told {} ms after the server may have ended the hold",
+            "the loss was reported {} ms after the server may have ended the hold",
             late / 1000
         );
         Ok(at_us)
     }
 
-    /// Whether what the program believes ends before the server's lease.
+    /// Fails if the program believes in the hold for longer than the server keeps it.
     pub async fn is_within_lease(&self, server: &Server) -> Result<(), Broken> {
         let (_, held_until_us) = self.held().await?;
         let until_us = self.until_us.unwrap_or(held_until_us).max(held_until_us);
         let left = server.lease_left(&self.keys[0], self.token()).await?;
-        // A renewal meanwhile makes it later, never earlier.
+        // A renewal in between makes the server's deadline later, never earlier.
         let ends_us = now_us() + us(left + 1);
         ensure!(
             until_us <= ends_us,

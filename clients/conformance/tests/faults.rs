@@ -1,4 +1,4 @@
-//! The judge judged: a program that is wrong on purpose is found out, by scenarios that name the rule.
+//! Tests of the driver: faulty programs fail scenarios, which name the broken rule.
 
 #![allow(missing_docs, reason = "a test")]
 
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 
-/// A fault of the Rust program, a scenario that sees it, and a rule that it names.
+/// A fault of the Rust program, a scenario that detects it, and a rule that the scenario names.
 const CAUGHT: [(&str, &str, &str); 21] = [
     ("believes-after-deadline", "hold-fixed-lease", "B15"),
     ("believes-after-deadline", "sleep-past-lease", "B13"),
@@ -31,7 +31,7 @@ const CAUGHT: [(&str, &str, &str); 21] = [
     ("ignores-session", "killed-with-session", "B13"),
 ];
 
-/// What a naive client does not pass, see `rust-program/naive.rs`.
+/// Scenarios that the naive client fails, see `rust-program/naive.rs`.
 const NAIVE: &str = "keep note words-on-the-wire wait-timeout-no-server wait-timeout-stalled wait-one-subscriber wait-fair-grace \
     hold-forced hold-reentry-after-loss hold-lease-cap hold-two-servers hold-sixty-at-200ms hold-session-cut hold-session-lost \
     hold-short-stall lost-reply-try lost-reply-wait lost-reply-renew lost-reply-release cut-hand-over refused-wait refused-release \

@@ -1,4 +1,4 @@
-//! The application's connection: what it says of databases, users, prefixes, replies and pools.
+//! Databases, users, TLS, key prefixes, decoded replies and pools of the application's client, and closing.
 
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ scenarios! {
     short "close-server-stopped", "B24", [], close_server_stopped;
 }
 
-/// All that a client does, over a connection with a peculiarity. `key` is a prefix for its locks.
+/// Tries, waits, renewals and releases of each kind, over unusual connections.
 async fn everything(w: &World, one: &Client, other: &Client) -> Result<(), Broken> {
     for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("read", "r"), ("write", "w"), ("many", "a b")] {
         let held = if kind == "read" { "write" } else { kind };
@@ -42,26 +42,26 @@ async fn everything(w: &World, one: &Client, other: &Client) -> Result<(), Broke
 async fn database(w: &World) -> Result<(), Broken> {
     let url = format!("redis://127.0.0.1:{}/3", w.server.port);
     let c = w.client(&url).await?;
-    // Somebody else's, in database 0.
-    w.server.ask("RLOCK.ACQUIRE k somebody PX 60000").await?;
+    // A lock of the same name in database 0 must not matter.
+    w.server.ask("RLOCK.ACQUIRE k other PX 60000").await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 3000})).await?;
     let waits = c.begin("mutex", "k", json!({"wait_ms": 15_000}));
     w.server.until_waiting(1).await?;
     hold.release().await?;
     waits.acquired(ms(5000)).await?.release().await?;
-    w.server.ask("RLOCK.RELEASE k somebody").await?;
+    w.server.ask("RLOCK.RELEASE k other").await?;
     everything(w, &c, &w.client(&url).await?).await
 }
 
 async fn user(w: &World) -> Result<(), Broken> {
     w.server.ask("ACL SETUSER app on >secret ~* &* +@all").await?;
-    // The driver's own connection stays what it is.
+    // The driver's connection stays authenticated.
     w.server.ask("PING").await?;
     w.server.ask("ACL SETUSER default resetpass >other").await?;
     let url = format!("redis://app:secret@127.0.0.1:{}/2", w.server.port);
     let c = w.client(&url).await?;
     everything(w, &c, &w.client(&url).await?).await?;
-    // Rights that are missing end a wait.
+    // Missing permissions end a wait.
     w.server.ask("ACL SETUSER app resetkeys ~allowed*").await?;
     c.begin("mutex", "forbidden", json!({"wait_ms": 4000})).fails(ms(3000), "B12 B28", "Refused", "NOPERM").await
 }
@@ -90,7 +90,7 @@ async fn tls(w: &World) -> Result<(), Broken> {
     everything(w, &one, &other).await
 }
 
-/// A client with something that not each library has.
+/// A client with an option that some libraries do not have.
 async fn special(w: &World, mut fields: Value) -> Result<Client, Broken> {
     fields["url"] = json!(w.server.url());
     w.client_with(&w.program, fields).await
@@ -121,7 +121,7 @@ async fn strings(w: &World) -> Result<(), Broken> {
     everything(w, &one, &w.client(&proxy.url()).await?).await
 }
 
-/// Waits take no connection of the pool, and renewals get through.
+/// Waits do not occupy the connections of the pool, so renewals get through.
 async fn pool_of_one(w: &World) -> Result<(), Broken> {
     let c = special(w, json!({"pool": 1})).await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 1200})).await?;
@@ -175,7 +175,7 @@ async fn close(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// Closing in the midst of an acquisition, at each of its moments.
+/// Closes the client at each step of an acquisition, on a slow network.
 async fn close_at_each_await(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let holder = w.client(&w.server.url()).await?;
@@ -187,7 +187,7 @@ async fn close_at_each_await(w: &World) -> Result<(), Broken> {
         tokio::time::sleep(ms(after)).await;
         c.close().await?;
         for acquiring in acquiring {
-            // One that was granted just before is told so, and released by the end of the client.
+            // An acquisition that succeeded just before returns its hold, which closing releases.
             let outcome = acquiring.outcome(ms(6000)).await.under("B24")?;
             let is_closed = matches!(&outcome, Outcome::Error { name, .. } if name == "Closed");
             ensure!(is_closed || matches!(outcome, Outcome::Acquired(_)), "B24 B28", "closed meanwhile: {outcome}");
@@ -200,7 +200,7 @@ async fn close_at_each_await(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(5000)).await
 }
 
-/// Threads, tasks and connections of clients that were closed are gone.
+/// Closed clients leave no threads, tasks or connections.
 async fn close_frees_everything(w: &World) -> Result<(), Broken> {
     let program = w.another_program().await?;
     let mut before = None;
@@ -213,7 +213,7 @@ async fn close_frees_everything(w: &World) -> Result<(), Broken> {
         waits.acquired(PATIENCE).await?;
         c.close().await?;
         w.server.is_clean(ms(3000)).await?;
-        // The first rounds start what a process has once.
+        // The first rounds start pools and threads that a process has once.
         if round == 4 {
             before = Some(program.call("stats", json!({})).ok(PATIENCE).await?);
         }
@@ -236,7 +236,7 @@ async fn close_frees_everything(w: &World) -> Result<(), Broken> {
     }
 }
 
-/// Closing does not wait for ever for a server that does not answer.
+/// Closing ends within its time although the server does not answer.
 async fn close_server_stopped(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
     let _hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 2000})).await?;

@@ -1,4 +1,4 @@
-//! Lost replies, cut connections, and servers that refuse.
+//! Lost replies, cut connections, and servers that answer with errors.
 
 use serde_json::json;
 
@@ -91,24 +91,43 @@ async fn lost_release(w: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The connection is lost while what was cancelled is taken back.
+/// The settlement of a cancelled acquisition is lost or refused at first.
 async fn lost_settlement(w: &World) -> Result<(), Broken> {
+    let loading = || Fate::error("LOADING Redis is loading the dataset in memory");
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
-    for (verb, fate) in [("CANCEL", Fate::Cut), ("CANCEL", Fate::LoseReply), ("RELEASE", Fate::Cut)] {
-        let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
+    let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
+    for fate in [Fate::Cut, Fate::LoseReply, loading()] {
         let waits = c.begin("mutex", "k", json!({"lease_ms": 30_000}));
         w.server.until_waiting(1).await?;
-        proxy.next(verb, 1, fate);
+        proxy.next("CANCEL", 1, fate.clone());
+        let began = now_us();
         waits.cancelled().await?;
-        hold.release().await?;
-        w.server.is_clean(ms(5000)).await?;
-        proxy.clear();
+        w.server.until_waiting(0).await.under("B11")?;
+        let took = now_us() - began;
+        ensure!(
+            took <= us(3000) + slack_us(began),
+            "B11",
+            "{fate:?} at CANCEL: the waiter was left for {} ms",
+            took / 1000
+        );
+    }
+    hold.release().await?;
+    for fate in [Fate::Cut, Fate::LoseReply, loading()] {
+        proxy.delay(100);
+        let acquiring = c.begin("mutex", "k", json!({"lease_ms": 30_000}));
+        pause(60).await;
+        proxy.next("RELEASE", 1, fate.clone());
+        if let Outcome::Acquired(hold) = acquiring.cancelled().await? {
+            hold.release().await?;
+        }
+        proxy.delay(0);
+        w.server.is_clean(ms(5000)).await.during(&format!("{fate:?} at RELEASE"))?;
     }
     Ok(())
 }
 
-/// The connections of a waiter are cut after so many bytes that follow the release of the holder.
+/// Cuts the connections of a waiter after a number of bytes that follow the release of the holder.
 async fn hand_over(w: &World, cuts: &[usize]) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
@@ -151,7 +170,7 @@ fn code(error: &str) -> &str {
     error.split(' ').next().unwrap_or_default()
 }
 
-/// Answers the first `times` commands of that kind, for each key that is named like a code, with that error.
+/// For each key that is named like the code of an error, answers the first `times` commands of a kind with that error.
 fn refuse(proxy: &Proxy, verb: &'static str, times: usize, errors: &'static [&'static str]) {
     let mut counts = vec![0; errors.len()];
     proxy.on_command(move |words| {
@@ -166,7 +185,7 @@ fn refuse(proxy: &Proxy, verb: &'static str, times: usize, errors: &'static [&'s
     });
 }
 
-/// For half a lease each renewal is refused, by whatever.
+/// Renewals fail with each kind of error for a third of the lease.
 async fn refused_renewal(w: &World) -> Result<(), Broken> {
     const ALL: [&str; 13] = {
         let mut all = [""; 13];
@@ -175,7 +194,7 @@ async fn refused_renewal(w: &World) -> Result<(), Broken> {
             all[at] = PASSING[at];
             at += 1;
         }
-        all[11] = "ERR something that nobody knows";
+        all[11] = "ERR an unknown failure";
         all[12] = "NOPERM this user has no permissions to run the 'rlock.renew' command";
         all
     };
@@ -183,14 +202,14 @@ async fn refused_renewal(w: &World) -> Result<(), Broken> {
     let c = w.client(&proxy.url()).await?;
     let mut holds = Vec::new();
     for error in &ALL {
-        holds.push((code(error), c.acquire("mutex", code(error), json!({"wait_ms": 0, "lease_ms": 2400})).await?));
+        holds.push((code(error), c.acquire("mutex", code(error), json!({"wait_ms": 0, "lease_ms": 3600})).await?));
     }
     refuse(&proxy, "RENEW", usize::MAX, &ALL);
     pause(1300).await;
     proxy.clear();
-    pause(1800).await;
+    pause(2600).await;
     for (code, hold) in &holds {
-        hold.is_held("B17", &format!("renewals were refused with {code} for 1.3 s of a lease of 2.4 s")).await?;
+        hold.is_held("B17", &format!("renewals were refused with {code} for 1.3 s of a lease of 3.6 s")).await?;
     }
     refuse(&proxy, "RENEW", usize::MAX, &ALL);
     for (code, hold) in &holds {
@@ -214,11 +233,11 @@ async fn refused_wait(w: &World) -> Result<(), Broken> {
         let hold = hold.during(&format!("{code} ended a wait")).under("B12")?;
         hold.release().await?;
     }
-    // The request may have been granted in the turn in which the server stepped down.
+    // The server may have granted the request in the turn in which it stepped down.
     let asked = proxy.seen_of("ACQUIRE").into_iter().filter(|seen| seen.words[1] == "UNBLOCKED");
     let ids: Vec<_> = asked.map(|seen| seen.option("REQ").map(str::to_owned)).collect();
     ensure!(ids.windows(2).all(|pair| pair[0] == pair[1]), "B12", "after UNBLOCKED another id was sent: {ids:?}");
-    // And their time is not exceeded.
+    // A wait keeps its timeout while all requests fail.
     refuse(&proxy, "ACQUIRE", usize::MAX, &PASSING);
     let began = now_us();
     let begun: Vec<_> =
@@ -249,7 +268,7 @@ async fn refused_try(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// A release that is refused does not hide the result of the work, and is tried again or left to the lease.
+/// A failed release does not hide the result of the work, and leaves the hold to a retry or to its lease.
 async fn refused_release(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
@@ -297,7 +316,7 @@ async fn wrong_type(w: &World) -> Result<(), Broken> {
             .fails(ms(3000), "B12 B28", "Refused", "WRONGTYPE")
             .await?;
     }
-    // To one who waits, too.
+    // The same while the client waits.
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 30_000})).await?;
     let waits = c.begin("mutex", "k", json!({"wait_ms": 15_000}));
     w.server.until_waiting(1).await?;
@@ -319,7 +338,7 @@ async fn module_missing(w: &World) -> Result<(), Broken> {
     let mut fields = json!({"url": bare.url()});
     let (c, answer) = w.try_client(&w.program, &mut fields).await?;
     if let crate::program::Answer::Error { name, .. } = &answer {
-        ensure!(name == "ModuleMissing", "B27", "connect was answered {answer}");
+        ensure!(name == "ModuleMissing", "B27", "answer to connect: {answer}");
         return Ok(());
     }
     for wait_ms in [0, 5000] {
@@ -345,19 +364,19 @@ async fn module_too_old(w: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A master of nobody, to which a server can be told to belong.
+/// Makes a server the replica of an address where no server listens.
 const NOWHERE: &str = "REPLICAOF 127.0.0.1 1";
 
 async fn readonly_holding(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
-    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 3000})).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 4000})).await?;
     for _ in 0..2 {
         pause(400).await;
         w.server.ask(NOWHERE).await?;
         pause(1300).await;
         w.server.ask("REPLICAOF NO ONE").await?;
         pause(2000).await;
-        hold.is_held("B17", "READONLY for 1.3 s of a lease of 3 s").await?;
+        hold.is_held("B17", "READONLY for 1.3 s of a lease of 4 s").await?;
         ensure!(
             w.server.lease_left("k", hold.token()).await? > 0,
             "B16",
@@ -386,7 +405,7 @@ async fn readonly_waiting(w: &World) -> Result<(), Broken> {
     for kind in ["mutex", "fair"] {
         w.server
             .ask(&format!(
-                "{} {kind} somebody PX 60000",
+                "{} {kind} other PX 60000",
                 if kind == "fair" { "RFAIRLOCK.ACQUIRE" } else { "RLOCK.ACQUIRE" }
             ))
             .await?;
@@ -424,7 +443,7 @@ async fn restart_waiting(w: &World) -> Result<(), Broken> {
     let c = w.client(&server.url()).await?;
     for (kind, acquire) in [("mutex", "RLOCK.ACQUIRE"), ("fair", "RFAIRLOCK.ACQUIRE"), ("write", "RRWLOCK.ACQUIRE")] {
         let mode = if kind == "write" { "WRITE" } else { "" };
-        server.ask(&format!("{acquire} {kind} somebody {mode} PX 60000")).await?;
+        server.ask(&format!("{acquire} {kind} other {mode} PX 60000")).await?;
         let waits = c.begin(kind, kind, json!({"wait_ms": 15_000}));
         server.until_waiting(1).await?;
         server.kill().await;
@@ -481,13 +500,13 @@ async fn quarantine(w: &World) -> Result<(), Broken> {
     server.is_clean(ms(3000)).await
 }
 
-/// Several clients work for one lock, while their connections are cut, stalled and slow.
+/// Several clients compete for locks while their connections are cut, stalled and slow.
 async fn chaos(w: &World, for_ms: u64) -> Result<(), Broken> {
     let proxies = [w.proxy().await, w.proxy().await, w.proxy().await];
     let mut calls = Vec::new();
     for proxy in &proxies {
         let c = w.client(&proxy.url()).await?;
-        // The last one works for longer than its lease.
+        // The last one holds for longer than its lease.
         for (kind, key, tasks, hold_ms) in [("mutex", "m", 3, 5), ("fair", "f", 3, 5), ("mutex", "l", 1, 900)] {
             let options =
                 json!({"tasks": tasks, "for_ms": for_ms, "hold_ms": hold_ms, "wait_ms": 1500, "lease_ms": 700});

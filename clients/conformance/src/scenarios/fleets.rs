@@ -1,4 +1,4 @@
-//! Several servers: a cluster, and Sentinel.
+//! Clusters and Sentinel.
 
 use serde_json::json;
 
@@ -44,7 +44,7 @@ async fn waiting(nodes: &[Server], count: i64) -> Result<(), Broken> {
 async fn in_cluster(w: &World) -> Result<(), Broken> {
     let nodes = cluster(&w.programs).await?;
     let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
-    // One in each third of the slots.
+    // The keys are spread over the nodes.
     let kinds = [("mutex", "a"), ("mutex", "b"), ("mutex", "c"), ("fair", "f"), ("write", "w"), ("many", "{t}1 {t}2")];
     let mut holds = Vec::new();
     for (kind, keys) in kinds {
@@ -73,7 +73,7 @@ async fn in_cluster(w: &World) -> Result<(), Broken> {
     are_clean(&nodes).await
 }
 
-/// A slot goes to another node while its lock is held and waited for.
+/// A slot migrates to another node while one client holds its lock and another one waits.
 async fn slot_moves(w: &World) -> Result<(), Broken> {
     let nodes = cluster(&w.programs).await?;
     let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
@@ -85,13 +85,13 @@ async fn slot_moves(w: &World) -> Result<(), Broken> {
         pause(3000).await;
         hold.is_held("B16", "its slot went to another node").await?;
         hold.release().await?;
-        // Its wait on the old node has ended, and it asks the new one.
+        // The wait on the old node has ended, so the client has to ask the new one.
         waits.acquired(ms(10_000)).await.under("B7 B8")?.release().await?;
     }
     are_clean(&nodes).await
 }
 
-/// One node answers nobody. Its locks are lost in time, and the renewal of the others does not wait for it.
+/// One node stops. The client reports the loss of its locks in time, and renews those of other nodes without delay.
 async fn node_stopped(w: &World) -> Result<(), Broken> {
     const LEASE_MS: i64 = 3000;
     let nodes = cluster(&w.programs).await?;
@@ -109,7 +109,7 @@ async fn node_stopped(w: &World) -> Result<(), Broken> {
     nodes[0].stop();
     let stopped = now_us();
     let judged = async {
-        // What is renewed at a third of its lease, at once, has never much less than two thirds.
+        // A hold that is renewed at a third of its lease always has about two thirds left.
         while now_us() < stopped + us(5000) {
             for (hold, node) in &well {
                 let asked = now_us();
@@ -159,7 +159,7 @@ async fn move_slot(nodes: &[Server], key: &str) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The primary dies. What was replicated is held on, and who waits is served by the new one.
+/// The primary dies. The client keeps a replicated hold, and its wait continues on the new primary.
 async fn failover(w: &World) -> Result<(), Broken> {
     let primary = w.another_server(&[]).await?;
     let upstream = format!("replicaof 127.0.0.1 {}", primary.port);

@@ -1,4 +1,4 @@
-//! Holding: renewal, and the loss that is told in time.
+//! Renewal, and losses that the program must report in time.
 
 use serde_json::json;
 
@@ -52,12 +52,12 @@ async fn slow_network(w: &World) -> Result<(), Broken> {
         proxy.delay(150);
         let hold = c.acquire(kind, keys, json!({"wait_ms": 0, "lease_ms": 3000})).await?;
         hold.is_within_lease(&w.server).await?;
-        // After some renewals, too.
+        // The same after some renewals.
         pause(1600).await;
         hold.is_within_lease(&w.server).await?;
         proxy.delay(0);
         hold.release().await?;
-        // And after a grant that came as a message.
+        // The same after a grant that arrived as a message.
         let before = direct.acquire(kind, keys, json!({"wait_ms": 0})).await?;
         proxy.delay(150);
         let waits = c.begin(kind, keys, json!({"wait_ms": 10_000, "lease_ms": 3000}));
@@ -76,11 +76,16 @@ async fn fixed_lease(w: &World) -> Result<(), Broken> {
     let began = now_us();
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "fixed_lease_ms": 800})).await?;
     let at_us = hold.lost_before(ends_at(w, &hold).await?).await?;
-    ensure!(at_us >= began + us(700), "B18", "it was given up {} ms after it was asked for", (at_us - began) / 1000);
+    ensure!(
+        at_us >= began + us(700),
+        "B18",
+        "the client gave the hold up {} ms after the request",
+        (at_us - began) / 1000
+    );
     w.server.is_clean(ms(2000)).await
 }
 
-/// The earliest moment at which the server ends the hold, if nothing renews it any more.
+/// The earliest moment at which the server ends the hold if no further renewal arrives.
 async fn ends_at(w: &World, hold: &Hold) -> Result<i64, Broken> {
     let asked = now_us();
     let left = w.server.lease_left(&hold.keys[0], hold.token()).await?;
@@ -96,7 +101,7 @@ enum Trouble {
     CutOff,
 }
 
-/// Nobody answers any more. The loss is told by the clock, in time and not before, and holds for ever.
+/// The server stops answering. The program reports the loss by its clock: in time, not early, and finally.
 async fn lost_by(w: &World, trouble: Trouble) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
@@ -120,7 +125,7 @@ async fn lost_by(w: &World, trouble: Trouble) -> Result<(), Broken> {
         // No renewal was later than this.
         deadlines.extend(holds.iter().map(|_| now_us() + us(1500)));
     } else {
-        // What was on its way has arrived.
+        // Requests that were under way have arrived.
         pause(20).await;
         for hold in &holds {
             deadlines.push(ends_at(w, hold).await?);
@@ -132,7 +137,7 @@ async fn lost_by(w: &World, trouble: Trouble) -> Result<(), Broken> {
             w.server.go_on();
         }
         let early = since + us(900) - told?;
-        ensure!(early <= 0, "B17", "it was given up {} ms after the trouble began", 900 - early / 1000);
+        ensure!(early <= 0, "B17", "the client gave the hold up {} ms after the trouble began", 900 - early / 1000);
     }
     if trouble == Trouble::Stopped {
         w.server.go_on();
@@ -174,7 +179,7 @@ async fn forced(w: &World) -> Result<(), Broken> {
     ensure!(
         took <= us(1300) + slack_us(began),
         "B16 B17",
-        "a renewal that finds nothing was told after {} ms",
+        "NOTOWNER of a renewal was reported after {} ms",
         took / 1000
     );
     w.server.is_clean(ms(1000)).await
@@ -216,7 +221,7 @@ async fn sixty(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// One client object for each server; the trouble of one is not the other's.
+/// Two clients on two servers: a stall of one server does not harm the holds on the other.
 async fn two_servers(w: &World) -> Result<(), Broken> {
     let second = w.another_server(&[]).await?;
     let proxy = w.proxy().await;
@@ -225,7 +230,7 @@ async fn two_servers(w: &World) -> Result<(), Broken> {
     let lost = sick.acquire("mutex", "sick", lease()).await?;
     let kept = well.acquire("mutex", "well", lease()).await?;
     proxy.stall();
-    // Requests to the sick one hang as well.
+    // A pending request to the stalled server must not delay renewals to the other.
     let hangs = sick.begin("mutex", "sick2", json!({"wait_ms": 2500}));
     lost.lost(ms(4000)).await?;
     pause(1500).await;
@@ -238,7 +243,7 @@ async fn two_servers(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(6000)).await
 }
 
-/// A connection that is lost and made anew in time does a session no harm.
+/// A session survives a lost connection that the client replaces within the grace.
 async fn session_cut(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
@@ -259,7 +264,7 @@ async fn session_cut(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(2000)).await
 }
 
-/// The server counts the grace from the moment at which it sees the connection closed, not the lease.
+/// The grace runs from the moment at which the server sees the connection close.
 async fn session_lost(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
@@ -277,7 +282,7 @@ async fn clock_jump(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 30_000})).await?;
-    // A renewal could save nothing: the deadline was before.
+    // Renewals cannot arrive, so only the clock counts.
     proxy.stall();
     c.call("clock", json!({"advance_ms": 10_000})).ok(PATIENCE).await?;
     hold.is_held("B14", "10 s of a lease of 30 s have passed").await?;
@@ -289,7 +294,7 @@ async fn clock_jump(w: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A server that caps leases, as the field of its INFO says.
+/// A server that caps leases, as a field of its INFO shows.
 async fn lease_cap(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let info = w.server.text("INFO everything").await?.replace("# rlock\r\n", "# rlock\r\nrlock_max_lease_ms:5000\r\n");

@@ -1,4 +1,4 @@
-//! What each kind of lock does when nothing goes wrong.
+//! Each kind of lock without faults.
 
 use serde_json::json;
 
@@ -83,7 +83,7 @@ async fn semaphore(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// Threads and tasks own in Java and Python; elsewhere nobody shares an owner without saying so.
+/// In Java and Python a thread or task is an owner. In other languages each acquisition has its own owner by default.
 async fn default_owner(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
     let in_task = |task: &str| json!({"wait_ms": 0, "task": task, "lease_ms": 10_000});
@@ -132,7 +132,7 @@ async fn run_keeps_result(w: &World) -> Result<(), Broken> {
     let is_failure = |answer: &Answer| answer.to_string().contains("boom 42");
     let failed = run("fails", json!({"work_ms": 50, "fails": "boom 42"})).answer(PATIENCE).await?;
     ensure!(is_failure(&failed), "B22", "the work's own error became {failed}");
-    // The hold is taken away in the midst of the work.
+    // An operator ends the hold during the work.
     for (hold, more) in [("lost", json!({})), ("lost-fails", json!({"fails": "boom 42"}))] {
         let mut fields = json!({"work_ms": 700, "fixed_lease_ms": 10_000, "lease_ms": null});
         fields.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -145,7 +145,7 @@ async fn run_keeps_result(w: &World) -> Result<(), Broken> {
         }
         let answer = call.answer(PATIENCE).await?;
         if hold == "lost" {
-            // A form that takes a function returns its result; a scope says that the hold was lost.
+            // A function form returns the result of the work; a scoped form fails with `LockLost`.
             let is_fair = matches!(&answer, Answer::Ok(ok) if ok["result"] == "done")
                 || matches!(&answer, Answer::Error { name, .. } if name == "LockLost");
             ensure!(is_fair, "B22", "work whose hold was lost ended with {answer}");
@@ -165,7 +165,7 @@ async fn lead(w: &World) -> Result<(), Broken> {
     let first = lead(&one, "first");
     if w.program.event("elected", "first", ms(5000)).await.is_none() {
         let answer = first.answer_or("B15", ms(10)).await?;
-        return Err(Broken::new("B28", format!("nobody is elected, and lead was answered {answer}")));
+        return Err(Broken::new("B28", format!("no leader was elected; answer to lead: {answer}")));
     }
     let second = lead(&other, "second");
     w.server.until_waiting(1).await?;
@@ -173,13 +173,13 @@ async fn lead(w: &World) -> Result<(), Broken> {
     w.program.call("cancel", json!({"request": first.id})).answer(PATIENCE).await?;
     first.answer_or("B24", PATIENCE).await?;
     let elected = w.program.event("elected", "second", PATIENCE).await;
-    ensure!(elected.is_some(), "B21", "nobody is elected after the first leader has stopped");
+    ensure!(elected.is_some(), "B21", "no leader was elected after the first one stopped");
     w.program.call("cancel", json!({"request": second.id})).answer(PATIENCE).await?;
     second.answer_or("B24", PATIENCE).await?;
     w.server.is_clean(ms(3000)).await
 }
 
-/// A leader whose hold is taken away hears of it, and is elected again.
+/// A leader whose hold is ended by force reports the loss, and is elected again.
 async fn lead_again(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
     let leads = c.call("lead", json!({"hold": "leader", "keys": ["leader"], "lease_ms": 900}));
@@ -198,15 +198,19 @@ async fn lead_again(w: &World) -> Result<(), Broken> {
     w.server.ask("RLOCK.FORCERELEASE leader").await?;
     let again = elected(2).await?;
     let lost = w.program.event("lost", "leader", ms(1000)).await;
-    let lost = lost.ok_or_else(|| Broken::new("B15", "the first term's end was not told"))?;
-    ensure!(lost["at_us"].as_i64() <= Some(again), "B15", "the first term's end was told after the second had begun");
+    let lost = lost.ok_or_else(|| Broken::new("B15", "the end of the first term was not reported"))?;
+    ensure!(
+        lost["at_us"].as_i64() <= Some(again),
+        "B15",
+        "the end of the first term was reported after the second had begun"
+    );
     w.program.call("cancel", json!({"request": leads.id})).answer(PATIENCE).await?;
     leads.answer_or("B24", PATIENCE).await?;
     w.program.forget();
     w.server.is_clean(ms(3000)).await
 }
 
-/// Work that is cancelled gives its lock back, and work whose wait is cancelled does not begin.
+/// Cancelled work releases its lock, and work does not start if its wait was cancelled.
 async fn run_cancelled(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
     let run = |hold: &str| {
@@ -223,14 +227,14 @@ async fn run_cancelled(w: &World) -> Result<(), Broken> {
         w.program.call("cancel", json!({"request": call.id})).answer(PATIENCE).await?;
         let answer = call.answer_or("B11", ms(1500 + 5000 * u64::from(is_at_work))).await?;
         let is_cancelled = matches!(&answer, Answer::Error { name, .. } if name == "Cancelled");
-        // Work that does not look whether it is cancelled goes on to its end.
+        // Work that ignores the cancellation runs to its end.
         let is_done = is_at_work && matches!(&answer, Answer::Ok(_));
         ensure!(is_cancelled || is_done, "B11 B22", "cancelled work ended with {answer}");
     }
     w.server.is_clean(ms(3000)).await
 }
 
-/// Tasks have owners of their own, also those that come after others have ended, and ids rise from the clock.
+/// Each task has its own owner, also a task that starts after another one has ended. Ids start at the clock and rise.
 async fn owners(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
@@ -245,7 +249,7 @@ async fn owners(w: &World) -> Result<(), Broken> {
     ensure!(names.len() == asked.len(), "B2", "{} tasks have {} owners: {names:?}", asked.len(), names.len());
     let ids: Vec<_> = asked.iter().filter_map(|seen| seen.option("REQ")?.parse::<u128>().ok()).collect();
     ensure!(ids.windows(2).all(|pair| pair[0] < pair[1]), "B4", "ids do not rise: {ids:?}");
-    // The process may be some minutes old.
+    // The process may have started some minutes ago.
     let hour = 3_600_000_000;
     let is_near = |id: &u128| (began.as_micros() - hour..began.as_micros() + hour).contains(id);
     ensure!(ids.iter().all(is_near), "B4", "ids do not begin at the clock: {ids:?}");
@@ -278,20 +282,20 @@ async fn note(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// What the rules say of the words of the commands.
+/// The options that the rules demand of each command.
 async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
-    for _ in 0..3 {
+    for lease_ms in [1000, 9000] {
         for (kind, key) in [("mutex", "m"), ("fair", "f"), ("write", "w"), ("many", "a b")] {
-            let first = c.acquire(kind, key, json!({"wait_ms": 5000, "lease_ms": 1000})).await?;
-            let waits = c.begin(kind, key, json!({"wait_ms": 5000, "lease_ms": 1000}));
+            let first = c.acquire(kind, key, json!({"wait_ms": 5000, "lease_ms": lease_ms})).await?;
+            let waits = c.begin(kind, key, json!({"wait_ms": 5000, "lease_ms": lease_ms}));
             w.server.until_waiting(1).await?;
             first.release().await?;
             waits.acquired(PATIENCE).await?.release().await?;
         }
     }
-    // It listens before it asks.
+    // The client subscribes before it asks.
     let seen = proxy.seen();
     let first =
         |is_it: &dyn Fn(&crate::proxy::Seen) -> bool| seen.iter().find(|seen| is_it(seen)).map(|seen| seen.at_us);
@@ -308,14 +312,15 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
             if let Some(block) = number("BLOCK") {
                 ensure!(seen.option("NOTIFY").is_some(), "B6", "no NOTIFY: {text}");
                 ensure!((1..=5000).contains(&block), "B6", "BLOCK is not what is left of the timeout: {text}");
-                ensure!(number("CLAIM") == Some(1000), "B6", "CLAIM is not the smaller of 2 s and the lease: {text}");
+                let claim = number("PX").map(|lease| lease.min(2000));
+                ensure!(number("CLAIM") == claim, "B6", "CLAIM is not the smaller of 2 s and the lease: {text}");
             }
         }
         let token = seen.option("TOKEN").or(seen.option("TOKENS"));
         if seen.is("RENEW") {
             ensure!(token.is_some(), "B9", "no TOKEN: {text}");
         }
-        // A settlement does not know a token.
+        // This scenario has no settlements, which would have no token.
         if seen.is("RELEASE") {
             ensure!(seen.option("REQ").is_some() && token.is_some(), "B21", "no REQ or no TOKEN: {text}");
         }

@@ -18,16 +18,16 @@ type Running<'a> = Pin<Box<dyn Future<Output = Result<(), Broken>> + Send + 'a>>
 
 pub struct Scenario {
     pub name: &'static str,
-    /// The rules that it looks at. Those that it finds broken may be fewer.
+    /// The rules that the scenario checks.
     pub rules: &'static str,
-    /// Whether it belongs to the short form.
+    /// Whether the short form includes it.
     pub is_short: bool,
-    /// What the program has to list in `features`.
+    /// Names that the program has to list in `features`.
     pub needs: &'static [&'static str],
     pub run: for<'a> fn(&'a World) -> Running<'a>,
 }
 
-/// Scenarios: `short` or `long`, name, rules, what it needs, function.
+/// A table of scenarios: `short` or `long`, name, rules, needed features, function.
 macro_rules! scenarios {
     ($($form:ident $name:literal, $rules:literal, [$($need:literal),*], $function:expr;)+) => {
         pub const ALL: &[$crate::scenarios::Scenario] = &[$($crate::scenarios::Scenario {

@@ -1,4 +1,4 @@
-//! Processes that sleep, end, and are killed.
+//! Processes that sleep, exit, or are killed.
 
 use serde_json::json;
 
@@ -15,7 +15,7 @@ scenarios! {
     short "exit-with-session", "B13", [], |w| gone(w, false);
 }
 
-/// The process sleeps past its lease, and another one gets the lock meanwhile.
+/// The process sleeps past its lease, and another client acquires the lock meanwhile.
 async fn sleep_past_lease(w: &World) -> Result<(), Broken> {
     let sleeper = w.another_program().await?;
     let c = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
@@ -23,7 +23,7 @@ async fn sleep_past_lease(w: &World) -> Result<(), Broken> {
     hold.held().await?;
     sleeper.stop().await;
     let next = w.client(&w.server.url()).await?.acquire("mutex", "k", json!({"wait_ms": 10_000})).await?;
-    // It looks at its hold with the first that it does.
+    // The first thing that the process does after it wakes is to check its hold.
     let asks = sleeper.call("held", json!({"hold": hold.name}));
     pause(50).await;
     sleeper.go_on();
@@ -34,7 +34,7 @@ async fn sleep_past_lease(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(2000)).await
 }
 
-/// Two processes work for one lock, and each sleeps now and then. Their intervals do not overlap.
+/// Two processes compete for one lock, and one of them sleeps now and then. Their intervals do not overlap.
 async fn sleep_at_work(w: &World) -> Result<(), Broken> {
     let sleeper = w.another_program().await?;
     let one = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
@@ -52,12 +52,12 @@ async fn sleep_at_work(w: &World) -> Result<(), Broken> {
         done += call.ok(PATIENCE).await?["done"].as_i64().unwrap_or(0);
     }
     ensure!(done >= 10, "B9", "only {done} holds in 4.5 s");
-    // The intervals have to be there: the record compares them.
+    // Without intervals there would be nothing to compare.
     ensure!(w.program.events("interval").len() >= 5, "driver", "no intervals");
     w.server.is_clean(ms(5000)).await
 }
 
-/// The grant comes while the process sleeps, and its claim ends before it wakes.
+/// The server grants the lock while the process sleeps, and the claim expires before it wakes.
 async fn sleep_while_waiting(w: &World) -> Result<(), Broken> {
     let sleeper = w.another_program().await?;
     let c = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
@@ -66,7 +66,7 @@ async fn sleep_while_waiting(w: &World) -> Result<(), Broken> {
     w.server.until_waiting(1).await?;
     sleeper.stop().await;
     w.server.ask("RLOCK.RELEASE k driver").await?;
-    // Granted, and over.
+    // The driver is granted the lock when the claim has expired.
     let taken = w.server.ask("RLOCK.ACQUIRE k driver PX 60000 BLOCK 8000").await?;
     ensure!(matches!(taken, redis::Value::Int(_)), "driver", "the claim of a sleeper does not end: {taken:?}");
     let began = now_us();
@@ -85,7 +85,7 @@ async fn sleep_while_waiting(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// With a session the next one need not wait for the lease of a process that is gone.
+/// With a session the next waiter is granted the lock soon after a process has ended.
 async fn gone(w: &World, is_killed: bool) -> Result<(), Broken> {
     let mortal = w.another_program().await?;
     let c = w.client_with(&mortal, json!({"url": w.server.url()})).await?;

@@ -1,4 +1,4 @@
-//! Waiting: its time, its end, and what it leaves.
+//! Waits: timeouts, grants, cancellation, and their traces on the server.
 
 use serde_json::json;
 
@@ -29,7 +29,7 @@ scenarios! {
     long "wait-thousand", "B6 B7", [], thousand;
 }
 
-/// The wait ends in its time, whatever became of it.
+/// Fails if the wait lasts longer than its timeout + 1 s.
 async fn ends_in_time(acquiring: Acquiring, wait_ms: i64) -> Result<Outcome, Broken> {
     let sent_us = acquiring.call.sent_us;
     let outcome = acquiring.outcome(ms(wait_ms as u64 + 10_000)).await?;
@@ -46,7 +46,7 @@ async fn timeouts(w: &World) -> Result<(), Broken> {
             let acquiring = c.begin(kind, kind, json!({"wait_ms": wait_ms}));
             let sent_us = acquiring.call.sent_us;
             let outcome = ends_in_time(acquiring, wait_ms).await?;
-            ensure!(matches!(outcome, Outcome::NotAcquired), "B5 B28", "a timeout is told as {outcome}");
+            ensure!(matches!(outcome, Outcome::NotAcquired), "B5 B28", "a timeout was reported as {outcome}");
             let early = us(wait_ms) - (now_us() - sent_us);
             ensure!(early <= us(5), "B5", "a wait of {wait_ms} ms ended {} ms too early", early / 1000);
         }
@@ -81,7 +81,7 @@ async fn stalled(w: &World) -> Result<(), Broken> {
     w.server.until_waiting(1).await?;
     proxy.stall();
     let later = c.begin("mutex", "l", json!({"wait_ms": 500}));
-    // This one has never waited, and cannot subscribe.
+    // This client has never waited, so it has to subscribe first.
     let fresh = fresh.begin("mutex", "l", json!({"wait_ms": 500}));
     nothing_acquired(ends_in_time(later, 500).await?)?;
     nothing_acquired(ends_in_time(fresh, 500).await?)?;
@@ -99,7 +99,7 @@ async fn no_server(w: &World) -> Result<(), Broken> {
     proxy.cut();
     let gone = c.begin("mutex", "k", json!({"wait_ms": 600}));
     nothing_acquired(ends_in_time(gone, 600).await?)?;
-    // It comes back within the timeout of the next wait.
+    // The server becomes reachable within the timeout of the next wait.
     let back = c.begin("mutex", "k", json!({"wait_ms": 10_000}));
     pause(300).await;
     proxy.refuse(false);
@@ -123,7 +123,7 @@ async fn fair_order(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// The place of a waiter that is gone is kept for the grace that it named, not for the server's 5 s.
+/// The server keeps the place of a killed waiter for the grace that the waiter named, instead of its default of 5 s.
 async fn fair_grace(w: &World) -> Result<(), Broken> {
     let mortal = w.another_program().await?;
     let (c, next) = (w.client_with(&mortal, json!({"url": w.server.url()})).await?, w.client(&w.server.url()).await?);
@@ -147,7 +147,7 @@ async fn fair_grace(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// Whose connections are cut asks again, and is where it was in the queue of a fair lock.
+/// A waiter whose connections are cut asks again and keeps its place in the queue of a fair lock.
 async fn keeps_place(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (c, other) = (w.client(&proxy.url()).await?, w.client(&w.server.url()).await?);
@@ -173,7 +173,7 @@ async fn keeps_place(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// A try ends with its command timeout.
+/// A try ends soon after its command timeout.
 async fn try_stalled(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client_with(&w.program, json!({"url": proxy.url(), "command_timeout_ms": 800})).await?;
@@ -193,7 +193,7 @@ async fn try_stalled(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(6000)).await
 }
 
-/// The RENEW after the message loses its reply, and nobody enters before it is answered.
+/// The first RENEW after the message fails. The client enters only after an answered one.
 async fn claimed(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
@@ -231,7 +231,7 @@ async fn one_subscriber(w: &World) -> Result<(), Broken> {
     ensure!(blocked == 0, "B6", "{blocked} connections block");
     ensure!(subscribers.clone().count() == 1, "B7", "{} connections are subscribed", subscribers.count());
     hold.release().await?;
-    // Each is granted it in its turn.
+    // All of them are granted the lock, one after another.
     let mut running = tokio::task::JoinSet::new();
     for waits in waits {
         running.spawn(async move { waits.acquired(PATIENCE).await?.release().await });
@@ -242,7 +242,7 @@ async fn one_subscriber(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// The connection of the subscriber is lost at the very message.
+/// The connection of the subscriber is cut when the message arrives.
 async fn message_cut(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
@@ -257,7 +257,7 @@ async fn message_cut(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// The message is lost, and no connection is.
+/// The message is lost, and the connections stay.
 async fn message_lost(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
@@ -267,7 +267,7 @@ async fn message_lost(w: &World) -> Result<(), Broken> {
     let mut is_first = true;
     proxy.on_message(move |_| if std::mem::take(&mut is_first) { Fate::Drop } else { Fate::Pass });
     hold.release().await?;
-    // The claim gives the lock back, so others are served meanwhile.
+    // The unclaimed grant expires, so the next waiter is granted the lock.
     let other = holder.acquire("mutex", "k", json!({"wait_ms": 10_000})).await;
     let other = other.during("a lost message costs more than the claim").under("B6")?;
     other.release().await?;
@@ -290,7 +290,7 @@ async fn deadlock(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// Two clients share the name of an owner, which is a fault of theirs. The first hears of it.
+/// Two clients wait in the name of one owner. The first one fails with `Superseded`.
 async fn superseded(w: &World) -> Result<(), Broken> {
     let (one, other) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
     let hold = one.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
@@ -299,7 +299,7 @@ async fn superseded(w: &World) -> Result<(), Broken> {
     w.server.until_waiting(1).await?;
     let second = other.begin("mutex", "k", of_bob("other"));
     first.fails(PATIENCE, "B12 B28", "Superseded", "").await?;
-    // What the first settles is its own request only.
+    // The first one must not cancel the wait of the second.
     pause(200).await;
     w.server.until_waiting(1).await?;
     hold.release().await?;
@@ -335,11 +335,11 @@ fn is_cancelled(outcome: Outcome) -> Result<(), Broken> {
     Ok(())
 }
 
-/// On a slow network, so that each moment of an acquisition is cancelled once.
+/// Cancels acquisitions at each of their steps, on a slow network.
 async fn cancel_at_each_await(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
-    // The subscriber is made under way, too.
+    // The first round also makes the subscriber.
     proxy.delay(10);
     for is_free in [false, true] {
         for (round, after) in [0, 1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 80, 100].into_iter().enumerate() {
@@ -350,7 +350,7 @@ async fn cancel_at_each_await(w: &World) -> Result<(), Broken> {
             if let Some(hold) = &hold
                 && round % 2 == 1
             {
-                // The grant crosses the cancellation.
+                // The grant and the cancellation cross each other.
                 hold.release().await?;
             }
             match acquiring.cancelled().await? {
@@ -371,7 +371,7 @@ async fn cancel_while_stalled(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
     c.acquire("mutex", "k", json!({"wait_ms": 0})).await?.release().await?;
-    // The request arrives, and its answer does not.
+    // The request arrives, and its answer is lost.
     proxy.next("ACQUIRE", 1, Fate::Drop);
     let acquiring = c.begin("mutex", "k", json!({"lease_ms": 30_000}));
     while proxy.seen_of("ACQUIRE").len() < 2 {
