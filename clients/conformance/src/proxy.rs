@@ -63,10 +63,17 @@ pub fn is(words: &[String], verb: &str) -> bool {
 
 type Rule = Box<dyn FnMut(&[String]) -> Fate + Send>;
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stall {
+    None,
+    Replies,
+    All,
+}
+
 struct Sky {
     upstream: AtomicU16,
     delay_us: AtomicU64,
-    stalled: watch::Sender<bool>,
+    stalled: watch::Sender<Stall>,
     /// All connections of earlier generations are cut.
     generation: watch::Sender<u64>,
     refuses: AtomicBool,
@@ -104,7 +111,7 @@ impl Proxy {
         let sky = Arc::new(Sky {
             upstream: AtomicU16::new(port),
             delay_us: AtomicU64::new(0),
-            stalled: watch::Sender::new(false),
+            stalled: watch::Sender::new(Stall::None),
             generation: watch::Sender::new(0),
             refuses: AtomicBool::new(false),
             stringifies: AtomicBool::new(false),
@@ -135,12 +142,17 @@ impl Proxy {
 
     /// Stops the traffic without closing connections. Clients can still connect.
     pub fn stall(&self) {
-        self.sky.stalled.send_replace(true);
+        self.sky.stalled.send_replace(Stall::All);
+    }
+
+    /// The same for replies and messages only: requests still arrive.
+    pub fn stall_replies(&self) {
+        self.sky.stalled.send_replace(Stall::Replies);
     }
 
     /// Ends the stall and delivers the delayed bytes.
     pub fn flow(&self) {
-        self.sky.stalled.send_replace(false);
+        self.sky.stalled.send_replace(Stall::None);
     }
 
     /// Cuts all existing connections.
@@ -345,7 +357,7 @@ async fn write(mut to: OwnedWriteHalf, mut pieces: mpsc::UnboundedReceiver<Piece
     while let Some(piece) = pieces.recv().await {
         let Piece::Bytes(due, mut bytes) = piece else { return };
         tokio::time::sleep_until(due).await;
-        let _ = stalled.wait_for(|stalled| !stalled).await;
+        let _ = stalled.wait_for(|stalled| *stalled == Stall::None || *stalled == Stall::Replies && !is_down).await;
         let mut is_last = false;
         if is_down {
             let mut budget = lock(&sky.budget);

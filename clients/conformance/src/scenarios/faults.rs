@@ -93,11 +93,11 @@ async fn lost_release(w: &World) -> Result<(), Broken> {
 
 /// The settlement of a cancelled acquisition is lost or refused at first.
 async fn lost_settlement(w: &World) -> Result<(), Broken> {
-    let loading = || Fate::error("LOADING Redis is loading the dataset in memory");
+    let readonly = || Fate::error(PASSING[0]);
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
     let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
-    for fate in [Fate::Cut, Fate::LoseReply, loading()] {
+    for fate in [Fate::Cut, Fate::LoseReply, readonly()] {
         let waits = c.begin("mutex", "k", json!({"lease_ms": 30_000}));
         w.server.until_waiting(1).await?;
         proxy.next("CANCEL", 1, fate.clone());
@@ -113,7 +113,7 @@ async fn lost_settlement(w: &World) -> Result<(), Broken> {
         );
     }
     hold.release().await?;
-    for fate in [Fate::Cut, Fate::LoseReply, loading()] {
+    for fate in [Fate::Cut, Fate::LoseReply, readonly()] {
         proxy.delay(100);
         let acquiring = c.begin("mutex", "k", json!({"lease_ms": 30_000}));
         pause(60).await;

@@ -12,6 +12,7 @@ scenarios! {
     short "wait-timeout", "B5", [], timeouts;
     short "wait-timeout-server-stopped", "B5 B11", [], server_stopped;
     short "wait-timeout-stalled", "B5 B11", [], stalled;
+    short "wait-timeout-replies-stalled", "B5 B11", [], replies_stalled;
     short "wait-timeout-no-server", "B5 B11", [], no_server;
     short "wait-fair-order", "B6", [], fair_order;
     short "wait-fair-grace", "B6", [], fair_grace;
@@ -89,6 +90,26 @@ async fn stalled(w: &World) -> Result<(), Broken> {
     hold.release().await?;
     proxy.flow();
     w.server.is_clean(ms(6000)).await
+}
+
+/// The server grants the lock, and the client never receives an answer.
+async fn replies_stalled(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client_with(&w.program, json!({"url": proxy.url(), "command_timeout_ms": 1000})).await?;
+    // Makes the subscriber.
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
+    let waits = c.begin("mutex", "k", json!({"wait_ms": 5000}));
+    w.server.until_waiting(1).await?;
+    hold.release().await?;
+    waits.acquired(PATIENCE).await?.release().await?;
+    for wait_ms in [700, 0] {
+        proxy.stall_replies();
+        let acquiring = c.begin("mutex", "k", json!({"wait_ms": wait_ms, "lease_ms": 30_000}));
+        nothing_acquired(ends_in_time(acquiring, wait_ms.max(1000)).await?)?;
+        proxy.flow();
+        w.server.is_clean(ms(6000)).await.during(&format!("wait_ms {wait_ms}"))?;
+    }
+    Ok(())
 }
 
 async fn no_server(w: &World) -> Result<(), Broken> {
