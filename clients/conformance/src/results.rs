@@ -137,8 +137,8 @@ pub fn write_table(path: &Path, files: &[String]) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let names: Vec<_> = reports.iter().map(|report| text(&report["client"])).collect();
     let mut page = format!(
-        "# What the clients do\n\nWritten by `scripts/clients`. A cell names the rules of [BEHAVIOUR.md](../BEHAVIOUR.md) that are broken; \
-         `–` stands for what the library cannot do.\n\n| scenario | {} |\n|---|{}\n",
+        "# Conformance of the clients\n\nWritten by `scripts/clients`. A cell names the broken rules of \
+         [BEHAVIOUR.md](../BEHAVIOUR.md).\n`✓` is green, `–` marks an ability that the library lacks.\n\n| scenario | {} |\n|---|{}\n",
         names.join(" | "),
         "---|".repeat(names.len())
     );

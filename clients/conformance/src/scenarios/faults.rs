@@ -262,7 +262,10 @@ async fn refused_try(w: &World) -> Result<(), Broken> {
         .map(|error| (code(error), c.begin("mutex", code(error), json!({"wait_ms": 0}))))
         .collect();
     for (code, tries) in begun {
+        let sent_us = tries.call.sent_us;
         tries.fails(ms(8000), "B12 B28", "Unavailable", code).await?;
+        let took = now_us() - sent_us;
+        ensure!(took <= us(1500) + slack_us(sent_us), "B12", "a try that failed with {code} took {} ms", took / 1000);
     }
     proxy.clear();
     w.server.is_clean(ms(3000)).await
