@@ -37,7 +37,7 @@ const NAIVE: &str = "keep note words-on-the-wire wait-timeout-no-server wait-tim
     hold-short-stall lost-reply-try lost-reply-wait lost-reply-renew lost-reply-release cut-hand-over refused-wait refused-release \
     refused-for-good wrong-type module-missing module-too-old readonly-waiting readonly-until-lost restart-holding restart-waiting \
     connection-user connection-key-prefix connection-numbers-as-strings sleep-while-waiting close-server-stopped exit-with-session \
-    wait-owner-deadlock wait-owner-superseded wait-keeps-place wait-claimed wait-try-stalled wait-timeout-replies-stalled lead-again hold-slow-network \
+    wait-owner-deadlock wait-owner-superseded wait-keeps-place wait-claimed wait-try-stalled wait-timeout-replies-stalled lead-again hold-slow-network hold-slower-than-lease \
     close-at-each-await close-frees-everything run-cancelled";
 
 fn judge(program: &str, fault: Option<&str>, scenarios: &[&str]) -> String {

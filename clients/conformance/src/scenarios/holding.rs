@@ -11,6 +11,7 @@ use crate::world::{Hold, Outcome, PATIENCE, World, ms, pause};
 scenarios! {
     short "hold-renewed", "B16", [], renewed;
     short "hold-slow-network", "B13", [], slow_network;
+    short "hold-slower-than-lease", "B9 B13", [], slower_than_lease;
     short "hold-fixed-lease", "B18", [], fixed_lease;
     short "hold-stalled", "B13 B15 B17", [], |w| lost_by(w, Trouble::Stalled);
     short "hold-server-stopped", "B13 B15 B17", [], |w| lost_by(w, Trouble::Stopped);
@@ -69,6 +70,20 @@ async fn slow_network(w: &World) -> Result<(), Broken> {
         hold.release().await?;
     }
     w.server.is_clean(ms(2000)).await
+}
+
+/// The network is slower than the lease is long, so each grant has expired when its answer arrives.
+async fn slower_than_lease(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client_with(&w.program, json!({"url": proxy.url(), "command_timeout_ms": 2000})).await?;
+    c.acquire("mutex", "k", json!({"wait_ms": 0})).await?.release().await?;
+    proxy.delay(300);
+    for wait_ms in [0, 2000] {
+        let outcome = c.outcome("mutex", "k", json!({"wait_ms": wait_ms, "lease_ms": 300})).await?;
+        ensure!(!matches!(outcome, Outcome::Acquired(_)), "B9 B13", "the client entered with a grant that had expired");
+    }
+    proxy.clear();
+    w.server.is_clean(ms(4000)).await
 }
 
 async fn fixed_lease(w: &World) -> Result<(), Broken> {
