@@ -217,6 +217,10 @@ client-faults: build ## Cut, delay and drop the client's connections (16 minutes
 	RLOCK_MINUTES=$(MINUTES) RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=1 \
 	  --nocapture chaos::
 
+test-clients: build ## Judge the clients of all languages by clients/conformance, and write its RESULTS.md; CLIENTS="python go" SHORT=1 for less
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/clients $(CLIENTS)
+
 test-examples: build ## Run examples/ against provoked failures; EXAMPLES="python go" for some (needs their languages)
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/examples $(EXAMPLES)

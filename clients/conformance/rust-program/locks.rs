@@ -1,0 +1,184 @@
+//! One type for all kinds of locks and guards.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use rlock_client::{Client, Error, Fair, Guard, Lock, MultiGuard, MultiLock, Mutex, Permits, Read, Write};
+use serde_json::Value;
+
+use crate::fault::Fault;
+use crate::{Failure, unsupported};
+
+pub type Lost = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+#[derive(Clone, Copy)]
+pub struct Options {
+    /// Zero: try. None: no limit.
+    pub wait: Option<Duration>,
+}
+
+impl Options {
+    pub fn of(request: &Value) -> Options {
+        Options { wait: request["wait_ms"].as_u64().map(Duration::from_millis) }
+    }
+}
+
+/// A value for each kind.
+enum Each<M, F, R, W, P, A> {
+    Mutex(M),
+    Fair(F),
+    Read(R),
+    Write(W),
+    Permits(P),
+    Many(A),
+}
+
+use Each::{Fair as OfFair, Many as OfMany, Mutex as OfMutex, Permits as OfPermits, Read as OfRead, Write as OfWrite};
+
+type Locks = Each<Lock<Mutex>, Lock<Fair>, Lock<Read>, Lock<Write>, Lock<Permits>, MultiLock>;
+
+pub struct AnyLock {
+    keys: Vec<String>,
+    of: Locks,
+}
+
+type Guards = Each<Guard<Mutex>, Guard<Fair>, Guard<Read>, Guard<Write>, Guard<Permits>, MultiGuard>;
+
+pub struct AnyGuard {
+    keys: Vec<String>,
+    of: Guards,
+}
+
+/// The same expression for the value of each kind.
+macro_rules! each {
+    ($each:expr, $value:ident => $single:expr, $many:expr) => {
+        match $each {
+            OfMutex($value) => $single,
+            OfFair($value) => $single,
+            OfRead($value) => $single,
+            OfWrite($value) => $single,
+            OfPermits($value) => $single,
+            OfMany($value) => $many,
+        }
+    };
+}
+
+/// Sets the options of a request on the builder of one kind.
+macro_rules! with_options {
+    ($lock:expr, $request:expr, $fault:expr) => {{
+        let (mut lock, request, fault) = ($lock, $request, $fault);
+        let span = |field: &str| request[field].as_u64().map(Duration::from_millis);
+        if let Some(lease) = span("lease_ms") {
+            lock = lock.lease(lease).renewing(fault != Fault::NeverRenews);
+        }
+        if let Some(lease) = span("fixed_lease_ms") {
+            lock = lock.lease(lease).renewing(false);
+        }
+        if let Some(grace) = span("session_ms").filter(|_| fault != Fault::IgnoresSession) {
+            lock = lock.session_grace(grace);
+        }
+        if let Some(owner) = request["owner"].as_str() {
+            lock = lock.owner(owner);
+        }
+        if fault == Fault::SharesOwner {
+            lock = lock.owner("everybody");
+        }
+        if let Some(note) = request["note"].as_str() {
+            lock = lock.note(note);
+        }
+        lock
+    }};
+}
+
+macro_rules! acquired {
+    ($lock:expr, $wait:expr) => {
+        match $wait {
+            Some(Duration::ZERO) => $lock.try_acquire().await,
+            Some(timeout) => $lock.acquire_timeout(timeout).await.map(Some),
+            None => $lock.acquire().await.map(Some),
+        }
+    };
+}
+
+impl AnyLock {
+    pub fn of(client: &Client, request: &Value, fault: Fault) -> Result<AnyLock, Failure> {
+        if !request["grace_ms"].is_null() {
+            return Err(unsupported("grace_ms: this crate leaves it to the server"));
+        }
+        let keys: Vec<_> = request["keys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let key = keys.first().copied().unwrap_or_default();
+        let permits = request["permits"].as_u64().unwrap_or(1) as u32;
+        let of = match request["kind"].as_str().unwrap_or("mutex") {
+            "mutex" => OfMutex(with_options!(client.lock(key), request, fault)),
+            "fair" => OfFair(with_options!(client.fair_lock(key), request, fault)),
+            "read" => OfRead(with_options!(client.rw_lock(key).read(), request, fault)),
+            "write" => OfWrite(with_options!(client.rw_lock(key).write(), request, fault)),
+            "semaphore" => OfPermits(with_options!(client.semaphore(key).permits(permits), request, fault)),
+            "many" => OfMany(with_options!(client.multi_lock(&keys), request, fault)),
+            other => return Err(unsupported(other)),
+        };
+        Ok(AnyLock { keys: keys.into_iter().map(str::to_owned).collect(), of })
+    }
+
+    /// `None` if the lock was not acquired.
+    pub async fn acquire(&self, wait: Option<Duration>) -> Result<Option<AnyGuard>, Failure> {
+        let guard = match &self.of {
+            OfMutex(lock) => acquired!(lock, wait).map(|guard| guard.map(OfMutex)),
+            OfFair(lock) => acquired!(lock, wait).map(|guard| guard.map(OfFair)),
+            OfRead(lock) => acquired!(lock, wait).map(|guard| guard.map(OfRead)),
+            OfWrite(lock) => acquired!(lock, wait).map(|guard| guard.map(OfWrite)),
+            OfPermits(lock) => acquired!(lock, wait).map(|guard| guard.map(OfPermits)),
+            OfMany(lock) => acquired!(lock, wait).map(|guard| guard.map(OfMany)),
+        };
+        match guard {
+            Err(Error::Timeout) => Ok(None),
+            guard => Ok(guard?.map(|of| AnyGuard { keys: self.keys.clone(), of })),
+        }
+    }
+
+    /// The function form.
+    pub async fn run<T>(&self, work: impl AsyncFnOnce() -> T) -> Result<T, Failure> {
+        each!(&self.of, lock => Ok(lock.run(async |_| work().await).await?), {
+            let _ = lock;
+            Err(unsupported("run of many keys"))
+        })
+    }
+}
+
+impl AnyGuard {
+    pub fn tokens(&self) -> Vec<u64> {
+        let in_order = |guard: &MultiGuard| self.keys.iter().filter_map(|key| guard.token(key)).collect();
+        each!(&self.of, guard => vec![guard.token()], in_order(guard))
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = (&String, u64)> {
+        self.keys.iter().zip(self.tokens())
+    }
+
+    pub fn is_held(&self) -> bool {
+        each!(&self.of, guard => guard.is_held(), guard.is_held())
+    }
+
+    pub fn is_suspected(&self) -> bool {
+        each!(&self.of, guard => guard.is_suspected(), { let _ = guard; false })
+    }
+
+    /// `MultiGuard` does not expose its deadline.
+    pub fn valid_ms(&self) -> Option<f64> {
+        each!(&self.of, guard => Some(guard.valid_for().as_secs_f64() * 1000.0), { let _ = guard; None })
+    }
+
+    pub fn lost(&self) -> Lost {
+        each!(&self.of, guard => Box::pin(guard.lost()), Box::pin(guard.lost()))
+    }
+
+    pub async fn release(self, keep: Option<Duration>) -> Result<(), Failure> {
+        let released = match (self.of, keep) {
+            (OfMutex(guard), Some(keep)) => guard.release_and_keep(keep).await,
+            (OfFair(guard), Some(keep)) => guard.release_and_keep(keep).await,
+            (_, Some(_)) => return Err(unsupported("keep_ms of this kind")),
+            (of, None) => each!(of, guard => guard.release().await, guard.release().await),
+        };
+        Ok(released?)
+    }
+}

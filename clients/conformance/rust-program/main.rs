@@ -1,0 +1,435 @@
+//! The conformance program of Rust: PROTOCOL.md on top of rlock-client.
+//!
+//! `RLOCK_CONFORMANCE_FAULT` makes it wrong on purpose, for the tests of the driver.
+
+#![allow(missing_docs, reason = "a program")]
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times of a test")]
+
+mod fault;
+mod locks;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rlock_client::{Client, Error, redis};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::sync::oneshot;
+
+use crate::fault::Fault;
+use crate::locks::{AnyGuard, AnyLock, Options};
+
+/// The error that answers a request.
+struct Failure {
+    name: String,
+    code: String,
+    message: String,
+}
+
+type Answer = Result<Value, Failure>;
+
+fn failure(name: &str, message: impl Into<String>) -> Failure {
+    Failure { name: name.to_owned(), code: String::new(), message: message.into() }
+}
+
+fn unsupported(what: &str) -> Failure {
+    failure("Unsupported", what)
+}
+
+/// The errors that B12 retries.
+const PASSING: [&str; 12] = [
+    "UNBLOCKED",
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "OOM",
+    "BUSY",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "QUARANTINE",
+    "NOREPLICAS",
+    "BUSYKEY",
+];
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let (name, code) = match &error {
+            Error::Timeout => ("LockTimeout", ""),
+            Error::NotHeld => ("LockLost", ""),
+            Error::Deadlock(_) => ("Deadlock", "DEADLOCK"),
+            Error::Superseded => ("Superseded", "SUPERSEDED"),
+            Error::NoModule(_) => ("ModuleMissing", ""),
+            Error::Closed => ("Closed", ""),
+            Error::NoSemaphore => ("Refused", "NOSEMAPHORE"),
+            Error::TooManyWaiters(_) => ("Refused", "MAXWAITERS"),
+            Error::Permission(_) => ("Refused", "NOPERM"),
+            Error::Connection { cause, .. } => ("Unavailable", cause.code().unwrap_or("")),
+            Error::Server { code, .. } if PASSING.contains(&code.as_str()) => ("Unavailable", code.as_str()),
+            Error::Server { code, .. } => ("Refused", code.as_str()),
+            _ => ("Other", ""),
+        };
+        Failure { name: name.to_owned(), code: code.to_owned(), message: error.to_string() }
+    }
+}
+
+fn now_us() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec * 1_000_000 + now.tv_nsec / 1000
+}
+
+fn say(line: &Value) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}");
+    let _ = out.flush();
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Default)]
+struct Program {
+    fault: Fault,
+    clients: Mutex<HashMap<String, Client>>,
+    holds: Mutex<HashMap<String, Arc<Hold>>>,
+    outstanding: Mutex<HashMap<u64, oneshot::Sender<()>>>,
+    /// Requests of one task run one after another.
+    tasks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+struct Hold {
+    guard: Mutex<Option<AnyGuard>>,
+    is_releasing: Mutex<bool>,
+}
+
+#[tokio::main]
+async fn main() {
+    let program = Arc::new(Program { fault: Fault::from_environment(), ..Program::default() });
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let Ok(request) = serde_json::from_str::<Value>(&line) else {
+            eprintln!("not JSON: {line}");
+            continue;
+        };
+        if request["do"] == "exit" {
+            std::process::exit(0);
+        }
+        let id = request["id"].as_u64().unwrap_or(0);
+        let (cancel, cancelled) = oneshot::channel();
+        lock(&program.outstanding).insert(id, cancel);
+        let program = program.clone();
+        tokio::spawn(async move {
+            let answer = tokio::select! {
+                answer = program.clone().serve(&request) => answer,
+                _ = cancelled => Err(failure("Cancelled", "")),
+            };
+            lock(&program.outstanding).remove(&id);
+            say(&match answer {
+                Ok(ok) => json!({"id": id, "ok": ok}),
+                Err(Failure { name, code, message }) => {
+                    json!({"id": id, "error": name, "code": code, "message": message})
+                }
+            });
+        });
+    }
+}
+
+impl Program {
+    async fn serve(self: Arc<Self>, request: &Value) -> Answer {
+        let task = request["task"].as_str().map(|name| lock(&self.tasks).entry(name.to_owned()).or_default().clone());
+        let _turn = match &task {
+            Some(task) => Some(task.lock().await),
+            None => None,
+        };
+        match request["do"].as_str().unwrap_or_default() {
+            "hello" => Ok(json!({
+                "language": "rust", "package": format!("rlock-client {}", env!("CARGO_PKG_VERSION")),
+                "features": ["cluster", "sentinel", "tls"],
+            })),
+            "connect" => self.connect(request).await,
+            "acquire" => self.acquire(request).await,
+            "release" => self.release(request).await,
+            "held" => self.held(request),
+            "work" => self.work(request).await,
+            "run" => self.run(request).await,
+            "init" => self.init(request).await,
+            "cancel" => {
+                let id = request["request"].as_u64().unwrap_or(0);
+                if self.fault != Fault::IgnoresCancel
+                    && let Some(cancel) = lock(&self.outstanding).remove(&id)
+                {
+                    let _ = cancel.send(());
+                }
+                Ok(json!({}))
+            }
+            "close" => self.close(request).await,
+            "stats" => Ok(stats()),
+            other => Err(unsupported(other)),
+        }
+    }
+
+    fn client(&self, request: &Value) -> Result<Client, Failure> {
+        let name = request["client"].as_str().unwrap_or_default();
+        lock(&self.clients).get(name).cloned().ok_or_else(|| failure("Closed", format!("no client {name:?}")))
+    }
+
+    async fn connect(&self, request: &Value) -> Answer {
+        if request["key_prefix"].as_str().is_some_and(|prefix| !prefix.is_empty()) {
+            return Err(unsupported("redis-rs has no key prefix"));
+        }
+        for field in ["decode", "pool"] {
+            if !request[field].is_null() {
+                return Err(unsupported(field));
+            }
+        }
+        let mut builder = Client::builder();
+        if let Some(ms) = request["command_timeout_ms"].as_u64() {
+            builder = builder.response_timeout(Duration::from_millis(ms));
+        }
+        if let Some(file) = request["ca_file"].as_str() {
+            let root_cert = Some(std::fs::read(file).map_err(|error| failure("Other", error.to_string()))?);
+            builder = builder.certificates(redis::TlsCertificates { client_tls: None, root_cert });
+        }
+        let url = request["url"].as_str().unwrap_or_default();
+        let url = self.fault.url(url);
+        let client = if request["cluster"] == true {
+            builder.connect_cluster(&[&url]).await
+        } else if let Some(nodes) = request["sentinel"]["nodes"].as_array() {
+            let nodes: Vec<_> = nodes.iter().filter_map(Value::as_str).map(|node| format!("redis://{node}/")).collect();
+            let nodes: Vec<_> = nodes.iter().map(String::as_str).collect();
+            let settings = if url.is_empty() { "redis://127.0.0.1/" } else { &url };
+            builder.connect_sentinel(&nodes, request["sentinel"]["master"].as_str().unwrap_or_default(), settings).await
+        } else {
+            builder.connect(&url).await
+        };
+        let name = request["client"].as_str().unwrap_or_default().to_owned();
+        lock(&self.clients).insert(name, client?);
+        Ok(json!({}))
+    }
+
+    async fn acquire(self: Arc<Self>, request: &Value) -> Answer {
+        let lock_ = AnyLock::of(&self.client(request)?, request, self.fault)?;
+        let options = Options::of(request);
+        let guard = match self.fault {
+            // The caller may be cancelled; the acquisition continues.
+            Fault::LeavesWaiter => {
+                let (granted, grant) = oneshot::channel();
+                tokio::spawn(async move {
+                    if let Err(unheard) = granted.send(lock_.acquire(options.wait).await) {
+                        std::mem::forget(unheard);
+                    }
+                });
+                grant.await.map_err(|error| failure("Other", error.to_string()))??
+            }
+            Fault::WaitsTooLong => lock_.acquire(options.wait.map(|wait| wait * 2 + Duration::from_secs(1))).await?,
+            _ => lock_.acquire(options.wait).await?,
+        };
+        let Some(guard) = guard else { return Ok(json!({"tokens": [], "at_us": now_us()})) };
+        let (tokens, valid_ms) = (guard.tokens(), guard.valid_ms());
+        if self.fault == Fault::EntersLate {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+        let name = request["hold"].as_str().unwrap_or_default().to_owned();
+        let lost = guard.lost();
+        let hold = Arc::new(Hold { guard: Mutex::new(Some(guard)), is_releasing: Mutex::new(false) });
+        lock(&self.holds).insert(name.clone(), hold.clone());
+        let at_us = now_us();
+        self.clone().watch(name, hold, lost);
+        Ok(json!({"tokens": tokens, "at_us": at_us, "valid_ms": valid_ms}))
+    }
+
+    /// Reports the loss.
+    fn watch(self: Arc<Self>, name: String, hold: Arc<Hold>, lost: locks::Lost) {
+        tokio::spawn(async move {
+            match self.fault {
+                Fault::BelievesAfterDeadline | Fault::TellsNothing => return,
+                Fault::GivesUpAtFirstTrouble => tokio::select! {
+                    () = lost => {}
+                    () = suspected(&hold) => {}
+                },
+                Fault::TellsLate => {
+                    lost.await;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                _ => lost.await,
+            }
+            if !*lock(&hold.is_releasing) {
+                if self.fault == Fault::GivesUpAtFirstTrouble {
+                    drop(lock(&hold.guard).take());
+                }
+                say(&json!({"event": "lost", "hold": name, "at_us": now_us()}));
+            }
+        });
+    }
+
+    fn hold(&self, request: &Value) -> Result<Arc<Hold>, Failure> {
+        let name = request["hold"].as_str().unwrap_or_default();
+        lock(&self.holds).get(name).cloned().ok_or_else(|| failure("LockLost", format!("no hold {name:?}")))
+    }
+
+    async fn release(&self, request: &Value) -> Answer {
+        let hold = self.hold(request)?;
+        *lock(&hold.is_releasing) = true;
+        let guard = lock(&hold.guard).take();
+        let Some(guard) = guard else { return Err(failure("LockLost", "released before")) };
+        if self.fault == Fault::KeepsWhatItReleases {
+            std::mem::forget(guard);
+            return Ok(json!({}));
+        }
+        guard.release(request["keep_ms"].as_u64().map(Duration::from_millis)).await?;
+        Ok(json!({}))
+    }
+
+    fn held(&self, request: &Value) -> Answer {
+        let hold = self.hold(request)?;
+        let guard = lock(&hold.guard);
+        let held = guard.as_ref().is_some_and(AnyGuard::is_held);
+        let at_us = now_us();
+        let valid_ms = guard.as_ref().and_then(AnyGuard::valid_ms);
+        if self.fault == Fault::BelievesAfterDeadline && guard.is_some() {
+            return Ok(json!({"held": true, "at_us": at_us, "valid_ms": 1000}));
+        }
+        Ok(json!({"held": held, "at_us": at_us, "valid_ms": if held { valid_ms } else { Some(0.0) }}))
+    }
+
+    async fn work(self: Arc<Self>, request: &Value) -> Answer {
+        let (client, options) = (self.client(request)?, Options::of(request));
+        let lock_ = Arc::new(AnyLock::of(&client, request, self.fault)?);
+        let for_ms = request["for_ms"].as_u64();
+        let until = for_ms.map(|ms| tokio::time::Instant::now() + Duration::from_millis(ms));
+        let times = request["times"].as_u64().unwrap_or(if for_ms.is_some() { u64::MAX } else { 1 });
+        let hold_for = Duration::from_millis(request["hold_ms"].as_u64().unwrap_or(0));
+        let counts = Arc::new(Mutex::new((0u64, 0u64, 0u64, BTreeMap::<String, u64>::new())));
+        let tasks: Vec<_> = (0..request["tasks"].as_u64().unwrap_or(1))
+            .map(|_| {
+                let (lock_, counts, fault) = (lock_.clone(), counts.clone(), self.fault);
+                AbortOnDrop(tokio::spawn(async move {
+                    let mut done = 0;
+                    while done < times && until.is_none_or(|until| tokio::time::Instant::now() < until) {
+                        done += 1;
+                        let ended = work_once(&lock_, options.wait, hold_for, fault).await;
+                        let mut counts = lock(&counts);
+                        match ended {
+                            Ok(Ended::Done) => counts.0 += 1,
+                            Ok(Ended::NotAcquired) => counts.1 += 1,
+                            Ok(Ended::Lost) => counts.2 += 1,
+                            Err(Failure { name, .. }) => *counts.3.entry(name).or_default() += 1,
+                        }
+                    }
+                }))
+            })
+            .collect();
+        for mut task in tasks {
+            let _ = (&mut task.0).await;
+        }
+        let (done, not_acquired, lost, errors) = lock(&counts).clone();
+        Ok(json!({"done": done, "not_acquired": not_acquired, "lost": lost, "errors": errors}))
+    }
+
+    async fn run(&self, request: &Value) -> Answer {
+        let client = self.client(request)?;
+        let work = async || {
+            tokio::time::sleep(Duration::from_millis(request["work_ms"].as_u64().unwrap_or(0))).await;
+            match request["fails"].as_str() {
+                Some(text) => Err(failure("Work", text)),
+                None => Ok(json!({"result": "done"})),
+            }
+        };
+        let outcome = AnyLock::of(&client, request, self.fault)?.run(work).await;
+        match (outcome, self.fault) {
+            (Ok(_), Fault::HidesResult) => Err(failure("LockLost", "the release came first")),
+            (outcome, _) => outcome?,
+        }
+    }
+
+    async fn init(&self, request: &Value) -> Answer {
+        let key = request["keys"][0].as_str().unwrap_or_default();
+        let semaphore = self.client(request)?.semaphore(key);
+        let permits = request["permits"].as_u64().unwrap_or(1) as u32;
+        let made = match request["idle_ms"].as_u64() {
+            Some(idle) => semaphore.init_with_idle(permits, Duration::from_millis(idle)).await?,
+            None => semaphore.init(permits).await?,
+        };
+        Ok(json!({"made": made}))
+    }
+
+    /// Releases the holds of the client by dropping their guards, which `Client::close` leaves to the caller.
+    async fn close(&self, request: &Value) -> Answer {
+        let client = lock(&self.clients).remove(request["client"].as_str().unwrap_or_default());
+        let Some(client) = client else { return Ok(json!({})) };
+        if self.fault == Fault::ClosesNothing {
+            std::mem::forget(client);
+            return Ok(json!({}));
+        }
+        let prefix = format!("{}-", request["client"].as_str().unwrap_or_default());
+        let of_client = |name: &str| name.starts_with(&prefix);
+        let holds: Vec<_> =
+            lock(&self.holds).iter().filter(|(name, _)| of_client(name)).map(|(_, hold)| hold.clone()).collect();
+        for hold in holds {
+            *lock(&hold.is_releasing) = true;
+            drop(lock(&hold.guard).take());
+        }
+        client.close().await?;
+        Ok(json!({}))
+    }
+}
+
+async fn suspected(hold: &Hold) {
+    while !lock(&hold.guard).as_ref().is_some_and(AnyGuard::is_suspected) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+enum Ended {
+    Done,
+    NotAcquired,
+    Lost,
+}
+
+async fn work_once(
+    lock_: &AnyLock,
+    wait: Option<Duration>,
+    hold_for: Duration,
+    fault: Fault,
+) -> Result<Ended, Failure> {
+    let Some(guard) = lock_.acquire(wait).await? else { return Ok(Ended::NotAcquired) };
+    let from_us = now_us();
+    let is_done = tokio::select! {
+        biased;
+        () = guard.lost(), if fault != Fault::BelievesAfterDeadline => false,
+        () = tokio::time::sleep(hold_for) => true,
+    };
+    // After a stop of the process the deadline may have passed long ago.
+    let now = now_us();
+    let to_us = if guard.is_held() || fault == Fault::BelievesAfterDeadline { now } else { now.min(from_us) };
+    for (key, token) in guard.keys() {
+        say(&json!({"event": "interval", "key": key, "token": token, "from_us": from_us, "to_us": to_us.max(from_us)}));
+    }
+    if fault == Fault::KeepsWhatItReleases {
+        std::mem::forget(guard);
+        return Ok(Ended::Done);
+    }
+    let released = guard.release(None).await;
+    Ok(if is_done && released.is_ok() { Ended::Done } else { Ended::Lost })
+}
+
+fn stats() -> Value {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kilobytes = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let handles = std::fs::read_dir("/proc/self/fd").map_or(0, |files| files.count());
+    let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    json!({"memory_bytes": kilobytes.unwrap_or(0) * 1024, "handles": handles, "tasks": tasks})
+}

@@ -1,0 +1,92 @@
+//! Tests of the driver: faulty programs fail scenarios, which name the broken rule.
+
+#![allow(missing_docs, reason = "a test")]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Mutex;
+
+/// A fault of the Rust program, a scenario that detects it, and a rule that the scenario names.
+const CAUGHT: [(&str, &str, &str); 21] = [
+    ("believes-after-deadline", "hold-fixed-lease", "B15"),
+    ("believes-after-deadline", "sleep-past-lease", "B13"),
+    ("believes-after-deadline", "sleep-at-work", "B13"),
+    ("tells-nothing", "hold-stalled", "B15"),
+    ("tells-late", "hold-cut-off", "B15"),
+    ("tells-late", "hold-server-stopped", "B15"),
+    ("gives-up-at-first-trouble", "readonly-holding", "B17"),
+    ("gives-up-at-first-trouble", "refused-renewal", "B17"),
+    ("never-renews", "hold-renewed", "B16"),
+    ("keeps-what-it-releases", "kind-mutex", "B21"),
+    ("leaves-waiter", "cancel-while-waiting", "B6"),
+    ("leaves-waiter", "cancel-at-each-await", "B11"),
+    ("ignores-cancel", "cancel-while-stalled", "B11"),
+    ("waits-too-long", "wait-timeout-server-stopped", "B5"),
+    ("hides-result", "run-keeps-result", "B22"),
+    ("ignores-database", "connection-database", "B25"),
+    ("shares-owner", "reentry-default-owner", "B1"),
+    ("shares-owner", "kind-mutex", "B5"),
+    ("enters-late", "kind-mutex", "B13"),
+    ("closes-nothing", "close", "B24"),
+    ("ignores-session", "killed-with-session", "B13"),
+];
+
+/// Scenarios that the naive client fails, see `rust-program/naive.rs`.
+const NAIVE: &str = "keep note words-on-the-wire wait-timeout-no-server wait-timeout-stalled wait-one-subscriber wait-fair-grace \
+    hold-forced hold-reentry-after-loss hold-lease-cap hold-two-servers hold-sixty-at-200ms hold-session-cut hold-session-lost \
+    hold-short-stall lost-reply-try lost-reply-wait lost-reply-renew lost-reply-release cut-hand-over refused-wait refused-release \
+    refused-for-good wrong-type module-missing module-too-old readonly-waiting readonly-until-lost restart-holding restart-waiting \
+    connection-user connection-key-prefix connection-numbers-as-strings sleep-while-waiting close-server-stopped exit-with-session \
+    wait-owner-deadlock wait-owner-superseded wait-keeps-place wait-claimed wait-try-stalled wait-timeout-replies-stalled lead-again hold-slow-network hold-slower-than-lease \
+    close-at-each-await close-frees-everything run-cancelled";
+
+fn judge(program: &str, fault: Option<&str>, scenarios: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    command.args(["--program", program, "--once", "--module"]).arg(module()).args(scenarios);
+    command.envs(fault.map(|fault| ("RLOCK_CONFORMANCE_FAULT", fault)));
+    String::from_utf8_lossy(&command.output().expect("the judge runs").stdout).into_owned()
+}
+
+fn verdict<'a>(said: &'a str, scenario: &str) -> Option<&'a str> {
+    said.lines().find(|line| line.split_whitespace().nth(1) == Some(scenario))
+}
+
+fn module() -> PathBuf {
+    let named = std::env::var_os("RLOCK_MODULE").map(PathBuf::from);
+    let module =
+        named.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/librlock.so").into());
+    assert!(module.exists(), "{} is missing: run `make build`", module.display());
+    module
+}
+
+#[test]
+fn a_naive_client_is_red() {
+    let scenarios: Vec<_> = NAIVE.split_whitespace().collect();
+    let said = judge(env!("CARGO_BIN_EXE_conformance-naive"), None, &scenarios);
+    let is_red = |scenario: &&&str| verdict(&said, scenario).is_some_and(|line| line.starts_with("red"));
+    let green: Vec<_> = scenarios.iter().filter(|scenario| !is_red(scenario)).collect();
+    assert!(green.is_empty(), "not red: {green:?}\n{said}");
+}
+
+#[test]
+fn each_fault_is_found_by_a_scenario_that_names_the_rule() {
+    let missed = Mutex::new(Vec::new());
+    let next = Mutex::new(CAUGHT.iter());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                loop {
+                    let Some((fault, scenario, rule)) = next.lock().unwrap().next() else { break };
+                    let said = judge(env!("CARGO_BIN_EXE_conformance-rust"), Some(fault), &[*scenario]);
+                    let verdict = verdict(&said, scenario);
+                    let is_caught = verdict.is_some_and(|line| line.starts_with("red") && line.contains(rule));
+                    if !is_caught {
+                        missed.lock().unwrap().push(format!("{fault} in {scenario} ({rule}): {verdict:?}"));
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "not found:\n{}", missed.join("\n"));
+}
