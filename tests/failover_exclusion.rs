@@ -59,14 +59,16 @@ fn after_a_restart_requests_wait_in_their_order_until_the_quarantine_ends() {
     let mut server = Server::with(&with(&RESTART, &["appendonly yes", "appendfsync always"]));
     let mut client = server.client();
     eventually(SOON, || may_grant(&mut client));
-    client.acquire("job a PX 500");
+    client.acquire("job a PX 500 REQ 1");
     server.kill_and_restart();
     let mut client = server.client();
     assert!(!may_grant(&mut client));
     let text = client.call("RLOCK.ACQUIRE job b").expect_error("QUARANTINE").to_owned();
     assert!(text.contains("restarted"), "{text}");
     assert!(client.call("RLOCK.RENEW job a").int() > 0, "what it holds it may renew");
-    client.call("RLOCK.ACQUIRE job a BLOCK 0").expect_error("QUARANTINE");
+    for again in ["BLOCK 0", "REQ 1", "ONCE", "BLOCK 0 ONCE"] {
+        client.call(format!("RLOCK.ACQUIRE job a {again}")).expect_error("QUARANTINE");
+    }
     let mut first = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
     let mut second = server.waiter("RLOCK.ACQUIRE job c BLOCK 0");
     assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
@@ -134,6 +136,27 @@ fn a_promoted_replica_waits_and_lets_holders_renew_once_the_former_master_cannot
     assert!(next.reply_within(SOON).expect("a grant").int() > 0);
     assert!(watch.elapsed() >= Duration::from_millis(4500), "{:?}", watch.elapsed());
     assert!(promoted.call("RLOCK.RENEW waited-for b").int() > 0, "afterwards it is as any other");
+}
+
+#[test]
+fn each_promotion_begins_the_quarantine_anew() {
+    let settings = ["rlock.quarantine-after failover", "rlock.quarantine-ms 60000", "rlock.max-lease-ms 500"];
+    let server = Server::with(&settings);
+    let mut client = server.client();
+    let other = Server::start();
+    let follow = format!("REPLICAOF 127.0.0.1 {}", other.port());
+    other.client().call("SET some text");
+    client.call(follow.clone());
+    server.catch_up_with(&other);
+    client.call("REPLICAOF NO ONE");
+    assert!(client.info_number("rlock_quarantine_left_ms") > 0);
+    // Time itself: part of the quarantine.
+    thread::sleep(Duration::from_millis(1200));
+    let left_ms = client.info_number("rlock_quarantine_left_ms");
+    client.call(follow);
+    server.catch_up_with(&other);
+    client.call("REPLICAOF NO ONE");
+    assert!(client.info_number("rlock_quarantine_left_ms") > left_ms);
 }
 
 #[test]

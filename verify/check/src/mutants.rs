@@ -12,6 +12,8 @@
 //! Lines `Rule: …` name rules: one of them has to be broken under each fault that a mutant has to be noticed under. Without such a line it may be any
 //! rule. That the server answers is no rule about locks, and counts only where a line names it.
 //!
+//! Lines `Lemma: …` name the step of the proof in docs/guarantees.md that the mutant breaks. Each step needs one.
+//!
 //! Lines `Test: …` name tests of the module that have to fail (`tests/`). What names tests and no fault is about a server's own state, and is
 //! shown to no clients.
 
@@ -37,6 +39,9 @@ const PROFILE: &str = "mutant";
 
 /// How many states of small worlds a mutant of the core is shown to. Most are found among the first ones.
 const STATES: [&str; 2] = ["16000", "160000"];
+
+/// The steps of the proof in docs/guarantees.md that failovers leave one holder. Each has a mutant that breaks it.
+const LEMMAS: [&str; 4] = ["1", "2", "3", "4"];
 
 /// So many times as long clients work the second time.
 const SECOND_TIME: u32 = 4;
@@ -72,6 +77,8 @@ pub struct Mutant {
     pub rules: Vec<Rule>,
     /// Tests of the module that its patch names.
     tests: Vec<String>,
+    /// Steps of the proof in docs/guarantees.md that do not hold for it.
+    lemmas: Vec<String>,
 }
 
 /// Which rules were violated in the histories of clients that worked under a fault.
@@ -160,9 +167,15 @@ pub fn all(root: &Path) -> Result<Vec<Mutant>> {
         let named = head().filter_map(|line| line.strip_prefix("Rule: "));
         let rules = rules(named).with_context(|| format!("the rules of {name}"))?;
         let tests = head().filter_map(|line| line.strip_prefix("Test: ")).map(str::to_owned).collect();
-        mutants.push(Mutant { name, what, path, is_for_worlds, is_in_client, faults, rules, tests });
+        let lemmas = head().filter_map(|line| line.strip_prefix("Lemma: ")).map(str::to_owned).collect();
+        mutants.push(Mutant { name, what, path, is_for_worlds, is_in_client, faults, rules, tests, lemmas });
     }
     mutants.sort_by(|a, b| a.name.cmp(&b.name));
+    for lemma in LEMMAS {
+        if !mutants.iter().any(|mutant| mutant.lemmas.iter().any(|broken| broken == lemma)) {
+            bail!("no mutant breaks lemma {lemma} of docs/guarantees.md");
+        }
+    }
     Ok(mutants)
 }
 
