@@ -351,6 +351,7 @@ mod tests {
             faults: Vec::new(),
             rules: rules.to_vec(),
             tests: Vec::new(),
+            lemmas: Vec::new(),
         }
     }
 

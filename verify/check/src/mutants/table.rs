@@ -107,6 +107,7 @@ mod tests {
             faults: Vec::new(),
             rules: Vec::new(),
             tests: Vec::new(),
+            lemmas: Vec::new(),
         };
         let tried = |fault, rules: &[Rule]| {
             let is_noticed = !rules.is_empty();
