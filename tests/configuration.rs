@@ -7,12 +7,16 @@ use crate::support::{Reply, Server, eventually};
 const SOON: Duration = Duration::from_secs(5);
 
 /// Name, default, a value to set, and values that are out of range.
-const OPTIONS: [(&str, &str, &str, &[&str]); 5] = [
+const OPTIONS: [(&str, &str, &str, &[&str]); 9] = [
     ("default-lease-ms", "30000", "5000", &["0", "-1", "31536000001"]),
     ("max-waiters", "1000000", "10", &["-1"]),
     ("max-places", "1000000", "10", &["-1"]),
     ("fair-grace-ms", "5000", "100", &["-1"]),
     ("quarantine-ms", "0", "100", &["-1"]),
+    ("quarantine-after", "empty", "restart", &["never", "1"]),
+    ("max-lease-ms", "31536000000", "9000", &["0", "31536000001"]),
+    ("min-replicas", "0", "2", &["-1", "1001"]),
+    ("max-replica-lag-ms", "3000", "4000", &["2999"]),
 ];
 
 #[test]
@@ -62,10 +66,11 @@ fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
     for (arguments, culprit) in [
         (
             "no-such-option 1",
-            "no-such-option; known are default-lease-ms, max-waiters, max-places, fair-grace-ms, quarantine-ms",
+            "no-such-option; known are default-lease-ms, max-lease-ms, max-waiters, max-places, fair-grace-ms, quarantine-ms, quarantine-after, min-replicas, max-replica-lag-ms",
         ),
         ("default-lease-ms", "default-lease-ms"),
         ("default-lease-ms soon", "default-lease-ms"),
+        ("quarantine-after never", "quarantine-after must be one of empty, restart, failover"),
         ("default-lease-ms 0", "default-lease-ms"),
         ("max-waiters 10 default-lease-ms 31536000001", "default-lease-ms"),
     ] {

@@ -10,7 +10,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// The longest lease and the length of a quarantine.
 const LEASE: &str = "rlock.max-lease-ms 500";
-const RESTART: [&str; 3] = [LEASE, "rlock.quarantine-ms 1500", "rlock.quarantine-after restart"];
+const RESTART: [&str; 3] = ["rlock.max-lease-ms 5000", "rlock.quarantine-ms 6000", "rlock.quarantine-after restart"];
 const FAILOVER: [&str; 5] = [
     LEASE,
     "rlock.quarantine-ms 4500",
@@ -59,7 +59,7 @@ fn after_a_restart_requests_wait_in_their_order_until_the_quarantine_ends() {
     let mut server = Server::with(&with(&RESTART, &["appendonly yes", "appendfsync always"]));
     let mut client = server.client();
     eventually(SOON, || may_grant(&mut client));
-    client.acquire("job a PX 500 REQ 1");
+    client.acquire("job a PX 5000 REQ 1");
     server.kill_and_restart();
     let mut client = server.client();
     assert!(!may_grant(&mut client));
