@@ -91,7 +91,7 @@ fn many(args: Args<'_>, known: &[Opt]) {
         return;
     };
     assert!((1..=128).contains(&many.keys.len()) && is_owner(many.owner));
-    let options = arguments::options_of_many(args, &many, known);
+    let options = options::options_of_many(args, &many, known);
     readable(options.map(|options| {
         let tokens = options.tokens().len();
         assert!(tokens == 0 || tokens == many.keys.len(), "a token for each key");
