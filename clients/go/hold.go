@@ -293,7 +293,13 @@ func (g *grant) surrender(left, keep time.Duration) error {
 
 // closedConnections counts the connections that the pool has found closed, or has closed itself. go-redis
 // does not tell of one otherwise.
-func (c *Client) closedConnections() uint32 { return c.rdb.PoolStats().StaleConns }
+func (c *Client) closedConnections() uint32 {
+	stats := c.rdb.PoolStats()
+	if pipelines := stats.PipelineStats; pipelines != nil {
+		return stats.StaleConns + pipelines.StaleConns
+	}
+	return stats.StaleConns
+}
 
 // renew sends a renewal, together with those that are due in the same millisecond.
 func (c *Client) renew(g *grant) {
