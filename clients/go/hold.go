@@ -139,6 +139,7 @@ type grant struct {
 	over     error         // Why the belief has ended.
 	deadline time.Duration // On the client's clock, as renewAt.
 	renewAt  time.Duration
+	closed   uint32 // The connections that the pool had closed at the last renewal.
 	pause    backoff
 	timer    *time.Timer
 }
@@ -148,6 +149,9 @@ type grant struct {
 func newGrant(c *Client, r *request, tokens []int64, answer reply, left int64) *grant {
 	g := &grant{c: c, r: r, tokens: tokens, count: 1, result: make(chan error, 1)}
 	g.ctx, g.lose = context.WithCancelCause(context.Background())
+	if r.session >= 0 {
+		g.closed = c.closedConnections()
+	}
 	g.extend(answer, left)
 	return g
 }
@@ -196,11 +200,17 @@ func (g *grant) arm(now time.Duration) {
 // tick ends the belief or asks for a renewal when it is time. It does no I/O.
 func (g *grant) tick() {
 	now := g.c.now()
+	closed := uint32(0)
+	if g.r.session >= 0 {
+		closed = g.c.closedConnections()
+	}
 	g.mu.Lock()
 	lost := now >= g.deadline
-	due := !g.r.fixed && now >= g.renewAt
+	// A connection that was closed may have been the last one of the session.
+	due := !g.r.fixed && (now >= g.renewAt || closed != g.closed)
 	if g.over == nil && !lost {
 		if due {
+			g.closed = closed
 			g.renewAt = now + min(g.r.effective()/3, g.c.timeout) // How long this attempt may take.
 			g.c.renew(g)
 		}
@@ -279,6 +289,16 @@ func (g *grant) surrender(left, keep time.Duration) error {
 	}
 	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", answer.err)
 	return classify(key, answer.err)
+}
+
+// closedConnections counts the connections that the pool has found closed, or has closed itself. go-redis
+// does not tell of one otherwise.
+func (c *Client) closedConnections() uint32 {
+	stats := c.rdb.PoolStats()
+	if pipelines := stats.PipelineStats; pipelines != nil {
+		return stats.StaleConns + pipelines.StaleConns
+	}
+	return stats.StaleConns
 }
 
 // renew sends a renewal, together with those that are due in the same millisecond.

@@ -86,6 +86,7 @@ export function translate(error: unknown): LockError {
   // Errors of the libraries themselves and of the system do not begin with a word in capitals.
   const code = /^[A-Z][A-Z0-9]+(?= |$)/.exec(text)?.[0]
   if (code === undefined) return new Unavailable(text || 'the connection to the server was lost', undefined, error)
+  if (text.startsWith('ERR max number of clients')) return new Unavailable(text, code, error)
   if (code === 'DEADLOCK') return new Deadlock(text, code, error)
   if (code === 'SUPERSEDED') return new Superseded(text, code, error)
   if (code === 'ERR' && /unknown command/i.test(text)) return new ModuleMissing(text, code, error)

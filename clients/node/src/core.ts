@@ -100,9 +100,11 @@ export class Core {
     for (;;) {
       // The order matters: a request that still waits could be granted in between.
       const sent = [this.send(firstKey(request), cancel), this.send(firstKey(request), release)]
-      const [cancelled, released] = await Promise.allSettled(sent)
+      const answers = await Promise.allSettled(sent)
+      const [cancelled] = answers
       if (cancelled?.status === 'fulfilled' && integer(cancelled.value) === 1) return
-      if (released?.status !== 'rejected' || !(released.reason instanceof Unavailable)) return
+      // Both count: a request whose CANCEL was refused is granted later.
+      if (!answers.some((it) => it.status === 'rejected' && it.reason instanceof Unavailable)) return
       if (since() > lease || this.ended) return
       await pauses.backOff()
     }

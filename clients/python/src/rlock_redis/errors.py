@@ -95,6 +95,8 @@ def code_of(error: BaseException) -> str:
         return code
     names = [cls.__name__ for cls in type(error).__mro__]
     code = next((_CLASSES[name] for name in names if name in _CLASSES), "")
+    if code == "NOAUTH" and str(error).startswith("invalid username-password pair"):
+        return "WRONGPASS"
     if code or "ResponseError" not in names:
         return code
     word = (str(error).split() or ["ERR"])[0]

@@ -252,7 +252,7 @@ final class Acquisition {
         limit.cancel(false);
         sent.cancel(false);
         if (hold == null && (unsure || waiting) && !(error instanceof SupersededException)) {
-            client.settle(resource, owner, id, null, lease);
+            client.settle(resource, owner, id, RLockClient.nextRequest(), null, lease);
         }
         if (error == null) result.complete(hold);
         else result.completeExceptionally(error);

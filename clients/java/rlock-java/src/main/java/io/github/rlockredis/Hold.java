@@ -179,6 +179,7 @@ public final class Hold implements AutoCloseable {
         if (!isHeld()) throw lostException();
         Deadline longer = Deadline.in(client.clock, RLockClient.believed(lease.toMillis()));
         client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
+        if (!isHeld()) throw lostException();
         if (longer.left() > deadline.left()) deadline = end = longer;
     }
 
@@ -262,11 +263,14 @@ public final class Hold implements AutoCloseable {
 
     /** Ends the belief and tells the application. */
     private boolean lose(String why, boolean settle) {
+        // The owner may acquire again as soon as the state has changed, and the server may answer with the
+        // hold that is settled here. So that it is not released then, the settlement has the lower number.
+        long request = RLockClient.nextRequest();
         if (!state.compareAndSet(State.HELD, State.LOST)) return false;
         log.warn("lost {} (token {}): {}", resource, token(), why);
         client.execute(() -> {
             client.holds.remove(this);
-            if (settle) client.settle(resource, owner, 0, tokens, lease);
+            if (settle) client.settle(resource, owner, 0, request, tokens, lease);
         });
         client.lost(this, lost);
         return true;
@@ -274,7 +278,8 @@ public final class Hold implements AutoCloseable {
 
     /** Ends it when the client is closed: to its holder that is a loss. */
     void endWithClient() {
-        if (lose("the client was closed", false)) sendRelease(new CompletableFuture<>(), 0);
+        if (!lose("the client was closed", false)) return;
+        sendRelease(RLockClient.nextRequest(), new CompletableFuture<>(), 0);
     }
 
     LockLostException lostException() {
@@ -288,18 +293,18 @@ public final class Hold implements AutoCloseable {
             done.complete(null);
             return done;
         }
-        resource.places(owner).forEach(place -> client.held.remove(place, this));
         if (!isHeld()) lose("its lease has ended", true);
-        if (!state.compareAndSet(State.HELD, State.RELEASED)) {
-            return CompletableFuture.failedFuture(lostException());
-        }
-        client.execute(() -> sendRelease(done, keep));
+        long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
+        boolean held = state.compareAndSet(State.HELD, State.RELEASED);
+        resource.places(owner).forEach(place -> client.held.remove(place, this));
+        if (!held) return CompletableFuture.failedFuture(lostException());
+        client.execute(() -> sendRelease(request, done, keep));
         return done;
     }
 
-    private void sendRelease(CompletableFuture<Void> done, long keep) {
+    private void sendRelease(long request, CompletableFuture<Void> done, long keep) {
         client.holds.remove(this);
-        var words = new ArrayList<Object>(List.of("REQ", RLockClient.nextRequest()));
+        var words = new ArrayList<Object>(List.of("REQ", request));
         if (keep > 0) Collections.addAll(words, "KEEP", keep);
         var call = resource.call("RELEASE", owner, tokens, words.toArray());
         long doubts = client.wire.doubts;

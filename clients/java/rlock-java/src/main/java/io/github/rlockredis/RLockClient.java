@@ -15,6 +15,7 @@ import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -407,7 +408,7 @@ public final class RLockClient implements AutoCloseable {
     Hold heldBy(String owner, Resource resource) {
         var holds = resource.places(owner).stream().map(held::get).distinct().toList();
         if (holds.size() == 1 && resource.kind() != Resource.Kind.SEMAPHORE) return holds.get(0);
-        if (holds.stream().allMatch(java.util.Objects::isNull)) return null;
+        if (holds.stream().allMatch(Objects::isNull)) return null;
         throw new IllegalMonitorStateException("the owner already holds a part of " + resource);
     }
 
@@ -430,13 +431,13 @@ public final class RLockClient implements AutoCloseable {
         });
     }
 
-    /** Ends a request, if it is not 0, and the hold that was granted to it. */
-    void settle(Resource resource, String owner, long request, List<Long> tokens, long lease) {
+    /** Ends a request, if it is not 0, and then the hold that was granted to it, by a request of its own. */
+    void settle(Resource resource, String owner, long request, long release, List<Long> tokens, long lease) {
         if (settlements >= MAX_SETTLEMENTS) return;
         settlements++;
         var calls = new ArrayList<Resource.Call>();
         if (request != 0) calls.add(resource.call("CANCEL", owner, "REQ", request));
-        Object[] words = {"REQ", nextRequest()};
+        Object[] words = {"REQ", release};
         var parts = resource.each();
         for (int i = 0; i < parts.size(); i++) {
             var one = tokens == null ? null : tokens.subList(i, i + 1);
@@ -447,32 +448,40 @@ public final class RLockClient implements AutoCloseable {
         insist(calls, Deadline.in(clock, lease), SHORTEST_PAUSE_MS, done);
     }
 
-    /** Sends commands until they are answered. An answer that is an error ends it too. */
+    /** Sends commands until none of them fails with an error that passes. */
     void insist(List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done) {
         pending.add(done);
         // Sent one behind the other, they keep their order only over a connection that is there.
         then(wire.ready(), (ready, unready) -> {
-            if (unready != null) answered(calls, until, pause, done, unready);
-            else {
-                var sent = calls.stream().map(call -> wire.send(call, until.left()));
-                then(
-                        CompletableFuture.allOf(sent.toArray(CompletableFuture<?>[]::new)),
-                        (answers, error) -> answered(calls, until, pause, done, error));
+            if (unready != null) {
+                answered(calls, until, pause, done, List.of(RLockException.of(unready)));
+                return;
             }
+            var sent = calls.stream()
+                    .map(call -> wire.send(call, until.left())
+                            .<RLockException>handle((reply, error) -> error == null ? null : RLockException.of(error)))
+                    .toList();
+            then(CompletableFuture.allOf(sent.toArray(CompletableFuture<?>[]::new)), (all, none) -> {
+                var failures = sent.stream().map(CompletableFuture::join).filter(Objects::nonNull);
+                answered(calls, until, pause, done, failures.toList());
+            });
         });
     }
 
     private void answered(
-            List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done, Throwable error) {
-        var failure = error == null ? null : RLockException.of(error);
-        if (failure instanceof UnavailableException && until.left() > pause) {
+            List<Resource.Call> calls,
+            Deadline until,
+            long pause,
+            CompletableFuture<Void> done,
+            List<RLockException> failures) {
+        if (failures.stream().anyMatch(UnavailableException.class::isInstance) && until.left() > pause) {
             wire.doubts++;
             schedule(() -> insist(calls, until, longer(pause), done), pause);
             return;
         }
         pending.remove(done);
-        if (failure == null) done.complete(null);
-        else done.completeExceptionally(failure);
+        if (failures.isEmpty()) done.complete(null);
+        else done.completeExceptionally(failures.get(0));
     }
 
     // Events of the connections:

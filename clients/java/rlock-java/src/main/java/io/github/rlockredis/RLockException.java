@@ -9,8 +9,9 @@ import java.util.regex.Pattern;
 /** Something that went wrong with a lock. The nested classes tell what. */
 @SuppressWarnings("serial")
 public abstract sealed class RLockException extends RuntimeException {
-    private static final Set<String> RETRYABLE = Set.of(
-            ("UNBLOCKED READONLY LOADING MASTERDOWN MISCONF OOM BUSY " + "CLUSTERDOWN TRYAGAIN QUARANTINE NOREPLICAS")
+    private static final Set<String> RETRYABLE =
+            Set.of(("UNBLOCKED READONLY LOADING MASTERDOWN MISCONF OOM BUSY CLUSTERDOWN TRYAGAIN "
+                            + "QUARANTINE NOREPLICAS MOVED ASK")
                     .split(" "));
     private static final Pattern MILLISECONDS_LEFT = Pattern.compile("(\\d+) ms left");
 
@@ -107,7 +108,8 @@ public abstract sealed class RLockException extends RuntimeException {
     /** Maps the server's words. */
     static RLockException of(String text) {
         String code = text.split(" ", 2)[0];
-        if (RETRYABLE.contains(code)) return new UnavailableException(code, text, null);
+        boolean passes = RETRYABLE.contains(code) || text.startsWith("ERR max number of clients");
+        if (passes) return new UnavailableException(code, text, null);
         return switch (code) {
             case "NOTOWNER" -> new LockLostException(code, text);
             case "DEADLOCK" -> new DeadlockException(text);

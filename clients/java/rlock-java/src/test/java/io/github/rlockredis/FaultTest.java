@@ -13,12 +13,15 @@ import io.github.rlockredis.RLockException.UnavailableException;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.api.sync.RedisCommands;
+import java.io.PrintStream;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
@@ -270,6 +273,38 @@ class FaultTest {
             assertTrue(hold.isHeld());
             assertTrue(hold.remaining().toMillis() > 1_000);
             hold.close();
+        }
+    }
+
+    @Test
+    void settlement_of_a_lost_hold_spares_the_next_one_of_its_owner() throws Exception {
+        var clock = new TestClock();
+        var out = System.err;
+        var losing = new CountDownLatch(1);
+        // The thread that has found the loss is slow before it settles.
+        System.setErr(new PrintStream(out, true) {
+            @Override
+            public void println(String line) {
+                super.println(line);
+                if (!Thread.currentThread().getName().equals("rlock-deadlines")) return;
+                losing.countDown();
+                LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(500));
+            }
+        });
+        try (var sleeper = RLockClient.builder(proxied).clock(clock).build()) {
+            Hold lost = sleeper.lock("k").acquire();
+            clock.advance(60_000);
+            assertTrue(losing.await(10, TimeUnit.SECONDS));
+            assertThrows(LockLostException.class, lost::close);
+            Hold next = sleeper.lock("k").acquire(); // For the server it is the same one.
+            assertEquals(lost.token(), next.token());
+            Thread.sleep(1_000);
+            assertTrue(next.isHeld());
+            assertEquals(1, Probe.holders(redis, "k"));
+            next.close();
+            assertNothingLeft("k");
+        } finally {
+            System.setErr(out);
         }
     }
 
