@@ -305,7 +305,8 @@ async def lead(request: dict[str, Any]) -> dict[str, Any]:
         say({"event": "elected", "hold": name, "token": hold.token, "at_us": now_us()})
 
     client = clients[request["client"]]
-    lock = lock_of(request, tell_lost(name))
+    # `on_lost` runs in a thread of its own, so the work of a leader learns of the loss by `wait`.
+    lock = lock_of(request, tell_lost(name) if ASYNC else None)
     options = {field: getattr(lock._options, field) for field in lock._options.__dataclass_fields__}
     if ASYNC:
 
@@ -320,6 +321,8 @@ async def lead(request: dict[str, Any]) -> dict[str, Any]:
             elected(hold)
             while not leader.stopped.is_set() and not hold.wait(0.05):
                 pass
+            if hold.lost:
+                tell_lost(name)(hold)
 
         leader = client.leader(request["keys"][0], work_on, **options)
         leaders[request["id"]] = leader

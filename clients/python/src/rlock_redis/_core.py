@@ -726,7 +726,9 @@ class Base(Generic[H, L, S]):
         except Exception as error:
             self._refresh()
             raise Unavailable(f"no node serves the key: {error}") from error
-        pool = redis.get_redis_connection(node).connection_pool if hasattr(redis, "get_redis_connection") else node
+        # The synchronous clusters of redis-py and valkey-py; a node of asyncio is its own pool.
+        connection = getattr(redis, "get_redis_connection", None) or getattr(redis, "get_valkey_connection", None)
+        pool = connection(node).connection_pool if connection else node
         return Route(node.name, pool.connection_class, pool.connection_kwargs)
 
     async def _call(
