@@ -20,7 +20,7 @@ static MAX_REPLICA_LAG_MS: AtomicI64 = AtomicI64::new(0);
 
 const YEAR_MS: i64 = MAX_LEASE_MS.cast_signed();
 
-/// Every number that can be configured. redis.conf.example explains each.
+/// Everything that can be configured. redis.conf.example explains each.
 const SPECS: [ConfigSpec; 9] = [
     number(c"default-lease-ms", 30_000, 1..=YEAR_MS, &DEFAULT_LEASE_MS),
     number(c"max-lease-ms", YEAR_MS, 1..=YEAR_MS, &MAX_LEASE),

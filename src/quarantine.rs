@@ -39,8 +39,11 @@ static AWAITS_REPLICAS: AtomicBool = AtomicBool::new(false);
 /// Since the engine was told last that holds may begin, one could not.
 static WAS_PAUSED: AtomicBool = AtomicBool::new(false);
 
-/// Why a quarantine began.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The log says that too few replicas follow.
+static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+
+/// Why a quarantine began. A later one is the stronger reason: it forbids more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Reason {
     Empty = 0,
     Restart = 1,
@@ -65,7 +68,9 @@ impl Reason {
     }
 }
 
+/// Begins the quarantine, or begins it anew. Within one the stronger reason stays.
 fn begin(reason: Reason) {
+    let reason = if remaining_ms() > 0 { reason.max(Reason::of_present()) } else { reason };
     REASON.store(reason as u8, Ordering::Relaxed);
     SINCE_US.store(clock::mono_us().max(1), Ordering::Relaxed);
     let left_ms = remaining_ms();
@@ -117,15 +122,17 @@ pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
     if !is_missing && AWAITS_REPLICAS.swap(false, Ordering::Relaxed) {
         begin(Reason::Failover);
     }
-    let was_paused = WAS_PAUSED.load(Ordering::Relaxed);
+    if !ctx.flags().is_master() {
+        return false;
+    }
     match may_grant(now_us) {
-        MayGrant::Yes if was_paused => {
-            WAS_PAUSED.store(false, Ordering::Relaxed);
+        MayGrant::Yes if WAS_PAUSED.swap(false, Ordering::Relaxed) => {
+            HAS_WARNED.store(false, Ordering::Relaxed);
             log_notice("locks are granted again");
             state::tell(Engine::grants_resumed);
             return true;
         }
-        MayGrant::NoReplicas if !was_paused && ctx.flags().is_master() => {
+        MayGrant::NoReplicas if !HAS_WARNED.swap(true, Ordering::Relaxed) => {
             log_warning("too few replicas follow: no lock is granted or renewed (rlock.min-replicas)");
         }
         _ => {}

@@ -37,6 +37,7 @@ const MAX_NOTED: usize = 4096;
 /// Another term begins: what replicas acknowledged in the one before does not count.
 pub(crate) fn begin_term() {
     UNTIL_US.store(0, Ordering::Relaxed);
+    FOLLOWING.store(0, Ordering::Relaxed);
     NOTED.with(BTreeMap::clear);
 }
 

@@ -106,11 +106,18 @@ impl<'c> Registrar<'c> {
 
     pub(crate) fn config(&self, spec: &ConfigSpec, default: i64) -> Result<(), LoadError> {
         spec.place.store(default, Ordering::Relaxed);
-        if !spec.words.is_empty() {
-            return self.enum_config(spec, default);
+        let status =
+            if spec.words.is_empty() { self.numeric_config(spec, default) } else { self.enum_config(spec, default) };
+        if status == raw::REDISMODULE_OK as c_int {
+            Ok(())
+        } else {
+            Err(LoadError(format!("cannot register the configuration {}", spec.name.to_string_lossy())))
         }
+    }
+
+    fn numeric_config(&self, spec: &ConfigSpec, default: i64) -> c_int {
         // SAFETY: the context is alive, the name is static, and so is the place that the callbacks get.
-        let status = unsafe {
+        unsafe {
             api!(
                 RedisModule_RegisterNumericConfig,
                 self.ctx.raw(),
@@ -124,20 +131,15 @@ impl<'c> Registrar<'c> {
                 None,
                 ptr::from_ref(spec.place).cast_mut().cast::<c_void>()
             )
-        };
-        if status == raw::REDISMODULE_OK as c_int {
-            Ok(())
-        } else {
-            Err(LoadError(format!("cannot register the configuration {}", spec.name.to_string_lossy())))
         }
     }
 
-    fn enum_config(&self, spec: &ConfigSpec, default: i64) -> Result<(), LoadError> {
+    fn enum_config(&self, spec: &ConfigSpec, default: i64) -> c_int {
         let mut words: Vec<*const c_char> = spec.words.iter().map(|word| word.as_ptr()).collect();
         let numbers: Vec<c_int> = (0..).take(words.len()).collect();
         // SAFETY: the context is alive; name and words are static, and so is the place that the callbacks get. The server copies both
         // lists, which have as many entries as it is told.
-        let status = unsafe {
+        unsafe {
             api!(
                 RedisModule_RegisterEnumConfig,
                 self.ctx.raw(),
@@ -152,11 +154,6 @@ impl<'c> Registrar<'c> {
                 None,
                 ptr::from_ref(spec.place).cast_mut().cast::<c_void>()
             )
-        };
-        if status == raw::REDISMODULE_OK as c_int {
-            Ok(())
-        } else {
-            Err(LoadError(format!("cannot register the configuration {}", spec.name.to_string_lossy())))
         }
     }
 

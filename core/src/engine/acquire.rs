@@ -18,8 +18,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision, Value};
-use crate::registry::Waiter;
-use crate::registry::{NameId, Position, Rank};
+use crate::registry::{NameId, Position, Rank, Waiter};
 use crate::request::{Ask, Refusal, Request, Verb};
 use crate::statistics::count;
 
@@ -296,29 +295,24 @@ impl Engine {
             None => self.next_number(tx.now)?,
         };
         let mut ticket = None;
-        match earlier.place {
-            // The same edges as before: they were searched. On a fair lock they may come from another
-            // value, so the search runs again.
-            Some(Place { rank, is_suspected, .. }) if waits && request.kind != Kind::Fair => {
-                self.supersede(tx, earlier, &request);
-                let entered = self.enter(tx, owner, &request, rank, arrival);
-                if is_suspected {
-                    self.suspect(entered);
+        if waits {
+            let rank = earlier.place.map_or_else(|| rank_of(tx, owner, &request), |place| place.rank);
+            let entered = self.enter(tx, owner, &request, rank, arrival);
+            match earlier.place {
+                // The edges of the earlier request were searched, or a search is pending. On a fair lock
+                // they may have come from another value.
+                Some(place) if request.kind != Kind::Fair => {
+                    if place.is_suspected {
+                        self.suspect(entered);
+                    }
                 }
-                ticket = Some(entered);
+                // The earlier requests stay if this one would close a cycle, so the search runs with both
+                // in the queue.
+                _ => self.check_deadlock(tx, entered, &earlier.tickets)?,
             }
-            _ => {
-                if waits {
-                    let rank = rank_of(tx, owner, &request);
-                    let entered = self.enter(tx, owner, &request, rank, arrival);
-                    // The earlier requests stay if this one would close a cycle, so the search runs
-                    // with both in the queue.
-                    self.check_deadlock(tx, entered, &earlier.tickets)?;
-                    ticket = Some(entered);
-                }
-                self.supersede(tx, earlier, &request);
-            }
+            ticket = Some(entered);
         }
+        self.supersede(tx, earlier, &request);
         if let Some(place) = place {
             self.keep_place(&mut tx.at(KEY), owner, arrival, &request, &place);
         }

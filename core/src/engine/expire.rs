@@ -9,7 +9,6 @@ use crate::keyspace::Keyspace;
 use crate::kind::{Kind, Mode};
 use crate::limits::{Limits, MayGrant};
 use crate::lock::Hold;
-use crate::lock::admission::Value;
 use crate::place::Stay;
 
 impl Engine {
@@ -138,8 +137,5 @@ fn end_of(hold: &Hold) -> Event {
 
 /// The event that ends the first expired hold.
 fn next_expiry(at: &At<'_, '_, impl Keyspace>) -> Option<Event> {
-    match at.value() {
-        Value::Lock(lock) => lock.expired_hold(at.now).map(end_of),
-        Value::Vacant | Value::Foreign => None,
-    }
+    at.lock()?.expired_hold(at.now).map(end_of)
 }

@@ -13,9 +13,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::lock::admission::Value;
-use crate::registry::NameId;
-use crate::registry::Waiter;
-use crate::registry::{MAX_COPIED, Registry};
+use crate::registry::{MAX_COPIED, NameId, Registry, Waiter};
 
 impl Engine {
     /// Updates the copy after an event.

@@ -14,8 +14,7 @@ use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::outbox::Answer;
 use crate::place::Stay;
-use crate::registry::{Dirty, Review, Stage};
-use crate::registry::{NameId, Position, Rank};
+use crate::registry::{Dirty, NameId, Position, Rank, Review, Stage};
 
 impl Engine {
     /// Continues the review. Returns whether an imported lease had expired.

@@ -12,8 +12,7 @@ use crate::outbox::Answer;
 
 use super::Engine;
 use super::waits::PlaceAfter;
-use crate::registry::Dirty;
-use crate::registry::NameId;
+use crate::registry::{Dirty, NameId};
 use crate::sessions::Binding;
 
 impl Engine {

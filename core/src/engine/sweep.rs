@@ -117,13 +117,7 @@ impl Engine {
     /// Whether a replica has keys to observe.
     #[must_use]
     pub fn has_to_observe(&self) -> bool {
-        self.has_cut_off()
-            || self.backlog.sweep().is_some()
-            || self.registry.has_dirty()
-            || self.backlog.has_loaded()
-            || self.backlog.has_leftovers()
-            || self.has_retired()
-            || self.sessions.has_stale()
+        self.has_work_on_replica() || self.sessions.has_stale()
     }
 
     /// Updates the alarm of a key without deciding anything, on a replica, or on a master for a key

@@ -58,6 +58,9 @@ impl Timer {
         Self::Postponed,
         Self::Resumed,
     ];
+
+    /// The sources that a replica works on, see [`Engine::next_to_observe`].
+    const ON_REPLICA: [Self; 5] = [Self::Dirty, Self::Loaded, Self::CutOff, Self::Leftovers, Self::Sweep];
 }
 
 impl Engine {
@@ -73,6 +76,12 @@ impl Engine {
             return Some(0);
         }
         Timer::ALL.into_iter().filter_map(|timer| self.due_us(timer)).min()
+    }
+
+    /// Whether a replica has work too: what is left over from its time as a master, and what it was
+    /// sent since. The rest waits for a promotion.
+    pub(super) fn has_work_on_replica(&self) -> bool {
+        Timer::ON_REPLICA.into_iter().any(|timer| self.due_us(timer).is_some())
     }
 
     /// When a source next has work. The match is exhaustive, because the module would never ask for

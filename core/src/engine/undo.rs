@@ -8,8 +8,7 @@ use crate::keyspace::Keyspace;
 use crate::kind::Kind;
 use crate::pending_grants::{PendingGrant, Undone};
 use crate::place::Stay;
-use crate::registry::Dirty;
-use crate::registry::NameId;
+use crate::registry::{Dirty, NameId};
 use crate::statistics::count;
 
 impl Engine {
