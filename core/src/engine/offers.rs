@@ -20,7 +20,7 @@ impl Engine {
     /// Offers a MACQUIRE waiter its keys, if all are available. Opens no key: the registry knows
     /// enough to see that a key is not available.
     pub(super) fn offer(&mut self, tx: &Transaction<'_, impl Keyspace>, ticket: u64, hold_ended: bool) {
-        let Some(waiter) = self.registry.get(ticket).filter(|_| tx.limits.may_grant == MayGrant::Yes) else {
+        let Some(waiter) = self.registry.get(ticket) else {
             return;
         };
         if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {

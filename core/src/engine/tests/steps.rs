@@ -14,6 +14,7 @@ use super::world::{World, key, releasing};
 use crate::budget::Scarcity;
 use crate::bytes::Key;
 use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
 use crate::outbox::Outbox;
 use crate::request::{Ask, Channel, Release, Request, Verb};
 
@@ -378,4 +379,22 @@ fn one_scan_finds_the_waits_of_all_deleted_channels() {
     let left = MANY / CHANNELS as usize;
     assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY - left, left));
     assert!(crowded.turns < 50, "{} turns", crowded.turns);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn queues_are_served_in_parts_when_holds_may_begin_again() {
+    let mut crowded = Crowded::new();
+    crowded.world.limits.may_grant = MayGrant::Quarantine { left_ms: 1000, renews: false };
+    for number in 0..MANY {
+        let mutex = request(Kind::Mutex, Mode::Exclusive, FOREVER);
+        crowded.acquire(from_ref(&key(&name(number))), number, &mutex).unwrap();
+    }
+    assert!(!crowded.has_work(), "nothing is due in a quarantine");
+    crowded.world.limits.may_grant = MayGrant::Yes;
+    crowded.world.engine.grants_resumed();
+    crowded.count();
+    crowded.settle();
+    assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY, 0), "each waiter is granted its lock");
+    assert!(crowded.turns > 1, "not in one step");
 }

@@ -225,6 +225,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.engine.grants_resumed();
         }
         "marks-unclaimed" => world.limits.marks_unclaimed = true,
+        "max-lease" => world.limits.max_lease_ms = words.at(1).parse().unwrap(),
         // From here on a turn makes one change, and leaves the rest to later ones.
         "scarce" => {
             let (search_steps, parts, bindings) = (100, 1, 1);
