@@ -6,6 +6,7 @@ use super::world::{World, asking, key, releasing};
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
+use crate::limits::MayGrant;
 use crate::request::{Ask, Release, Request, Verb};
 
 const HOLDS: Ask = Ask::Try;
@@ -102,6 +103,18 @@ fn offer_whose_keys_cannot_be_opened_is_left_to_the_timer() {
     offered.world.engine.begin_turn();
     assert!(offered.world.engine.next_offer(|key| key.name != b"free").is_none());
     assert!(offered.world.engine.has_offers());
+    offered.world.run_timer();
+    assert!(!offered.world.is_waiting(offered.both));
+}
+
+#[test]
+fn offer_from_before_a_quarantine_is_taken_after_it() {
+    let mut offered = Offered::new();
+    offered.world.limits.may_grant = MayGrant::Quarantine { left_ms: 1000, renews: false };
+    offered.world.run_timer();
+    assert!(!offered.world.engine.has_offers() && offered.world.is_waiting(offered.both));
+    offered.world.limits.may_grant = MayGrant::Yes;
+    offered.world.engine.grants_resumed();
     offered.world.run_timer();
     assert!(!offered.world.is_waiting(offered.both));
 }
