@@ -143,7 +143,7 @@ pub(crate) fn limits(may_grant: MayGrant) -> Limits {
     }
 }
 
-/// What is wrong with the settings together, if anything is: with them two owners may hold after a restart or a failover.
+/// A contradiction between settings, if there is one: with them two owners may hold after a restart or a failover.
 pub(crate) fn contradiction(ping_period_s: Option<u64>) -> Option<String> {
     const MARGIN_MS: u64 = 1000;
     let lag_ms = match quarantine_after() {

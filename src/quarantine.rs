@@ -36,7 +36,7 @@ static REASON: AtomicU8 = AtomicU8::new(Reason::Empty as u8);
 /// This server was promoted, and enough replicas have not followed it since: the quarantine begins again when they do.
 static AWAITS_REPLICAS: AtomicBool = AtomicBool::new(false);
 
-/// Since the engine was told last that holds may begin, one could not.
+/// There was a pause of grants since the last `grants_resumed`.
 static WAS_PAUSED: AtomicBool = AtomicBool::new(false);
 
 /// The log says that too few replicas follow.

@@ -37,7 +37,7 @@ enum Fault {
     Kill,
     /// A replica is promoted while it lives on with the other one for a second.
     SplitBrain,
-    /// It is stopped for longer than a failover takes, and goes on with what is queued in its sockets.
+    /// It is stopped for longer than a failover takes, and goes on with the requests queued in its sockets.
     Stop,
     /// The replica that is promoted was cut off before, and lacks the latest holds.
     LateReplica,

@@ -124,7 +124,7 @@ type attempt struct {
 	until time.Time // Zero: no limit but that of the context.
 	// open is whether the request may be waiting or granted on the server.
 	open bool
-	// lost are the commands without a reply: whatever is answered later, they may still arrive.
+	// lost are the commands without a reply. They may still arrive, whatever the server answers to later ones.
 	lost []<-chan struct{}
 }
 

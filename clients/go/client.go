@@ -20,7 +20,7 @@ const (
 	claimTime = 2 * time.Second
 	// patience is how long a wait goes on for the server's own answer that its time has passed.
 	patience = 250 * time.Millisecond
-	// repeatAfter is when a wait is asked for again, since a message may have been lost.
+	// repeatAfter is the time after which a waiter sends its request again, since a message may have been lost.
 	repeatAfter = 30 * time.Second
 	// closeTime limits Close.
 	closeTime = 5 * time.Second
@@ -112,7 +112,7 @@ func (c *Client) enter() bool {
 
 // Lock acquires a mutex. Without [WithTimeout] it waits until ctx ends.
 //
-// Whenever it returns an error, nothing stays behind on the server: what was asked for is taken back
+// Whenever it returns an error, nothing stays behind on the server: the client withdraws its request
 // in the background, also after ctx has ended.
 func (c *Client) Lock(ctx context.Context, key string, options ...Option) (*Hold, error) {
 	return c.acquire(ctx, mutex, []string{key}, 0, options)

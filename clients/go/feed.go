@@ -119,7 +119,7 @@ func (f *feed) tag(slot uint16) string {
 	return f.tags[slot]
 }
 
-// open returns the subscription to the channel, and begins it if there is none.
+// open returns the subscription to the channel, and begins it if needed.
 func (f *feed) open(channel, address string, client redis.UniversalClient) *subscription {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -187,7 +187,7 @@ func (g *grant) remaining() time.Duration {
 	return max(0, g.deadline-now)
 }
 
-// arm sets the timer for what is due next. It wakes once a second at least, because timers of Go
+// arm sets the timer for the next renewal or deadline. It wakes once a second at least, because timers of Go
 // stand still during suspend.
 func (g *grant) arm(now time.Duration) {
 	next := min(g.deadline, now+time.Second)

@@ -31,7 +31,7 @@ func WithClock(now func() time.Duration) ClientOption {
 type Option func(*request)
 
 // WithLease sets the lease, which is renewed at a third of its length until the hold is released.
-// The default is [DefaultLease]. The server ends a hold whose lease is not renewed any more, so the
+// The default is [DefaultLease]. The server ends a hold that nothing renews within its lease, so the
 // lease is how long a lock stays held after its holder crashed.
 func WithLease(lease time.Duration) Option {
 	return func(r *request) { r.lease, r.fixed = lease, false }

@@ -82,7 +82,7 @@ func (b *bench) waiting(key string, n int) {
 	})
 }
 
-// free waits until nobody holds the key or waits for it.
+// free waits until the key has no holder and no waiter.
 func (b *bench) free(key string) {
 	b.Helper()
 	testserver.Eventually(b, func() bool {

@@ -7,7 +7,7 @@ use rlock_bench::server::{Server, ServerConfig};
 use super::pairs::{self, Listener, Pairs, Side};
 use crate::report::{Aim, Line};
 
-/// What a current server offers to delete a lock that is still one's own, and the aims with and without an append-only file.
+/// The command with which a current server deletes a lock that is still one's own, and the aims with and without an append-only file.
 fn peer(is_valkey: bool) -> (Side, f64, f64) {
     if is_valkey { (Side::SetDelIfEq, 1.0, 1.25) } else { (Side::SetDelEx, 0.95, 1.10) }
 }

@@ -11,7 +11,7 @@ export interface Subscriber {
 }
 
 /**
- * What the package needs of a Redis library. {@link RLockClient} makes one for the clients of ioredis and
+ * The functions of a Redis library that the package needs. {@link RLockClient} makes one for the clients of ioredis and
  * node-redis; implement it to use another library.
  */
 export interface Driver {

@@ -1,4 +1,4 @@
-// What happens when connections, servers and processes fail.
+// Failures of connections, servers and processes.
 import assert from 'node:assert/strict'
 import { after, afterEach, before, beforeEach, describe, test } from 'node:test'
 

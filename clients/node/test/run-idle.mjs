@@ -10,7 +10,7 @@ async function use(client, send, end) {
   while ((await send('RLOCK.WAITERS', 'idle')).length === 0);
   await hold.release()
   await (await waits).release()
-  // A hold that nobody releases ends when it cannot be renewed.
+  // A hold without a release ends when it cannot be renewed.
   await rlock.lock('idle', { lease: 500 }).acquire()
   await end()
 }

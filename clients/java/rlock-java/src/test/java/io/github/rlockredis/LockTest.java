@@ -280,7 +280,7 @@ class LockTest {
         }
         var counter = new int[1];
         var lock = client.lock("k");
-        // Many more than there are carrier threads: a pinned one would let nobody unlock.
+        // Many more than there are carrier threads: with pinned ones no thread could unlock.
         var done = new CompletableFuture<?>[200];
         for (int i = 0; i < done.length; i++) {
             done[i] = CompletableFuture.runAsync(
@@ -362,7 +362,7 @@ class LockTest {
             clock.advance(31_000);
             assertFalse(hold.isHeld());
             assertSame(hold, lost.get(10, TimeUnit.SECONDS));
-            // The server counts otherwise here, and is told.
+            // The clock of the server has not advanced, so the client released the hold there.
             assertNothingLeft("k");
             assertThrows(LockLostException.class, hold::close);
         }
