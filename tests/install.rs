@@ -86,7 +86,9 @@ fn ctrl_c_ends_the_server_of_make_run_and_removes_its_data() {
     let server = client.info("process_id");
     let signal = |name: &str, to: &str| {
         // The shell's own: a small Debian lacks the program.
-        assert!(Command::new("bash").args(["-c", &format!("kill {name} -- {to}")]).status().expect("bash runs").success());
+        assert!(
+            Command::new("bash").args(["-c", &format!("kill {name} -- {to}")]).status().expect("bash runs").success()
+        );
     };
     // A server that is slow to notice: all signals for it are there when it does.
     signal("-STOP", &server);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::scenarios;
+use super::waiting::one_after_another;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
 use crate::world::{Client, Outcome, PATIENCE, World, ms};
@@ -130,13 +131,7 @@ async fn pool_of_one(w: &World) -> Result<(), Broken> {
     tokio::time::sleep(ms(2000)).await;
     hold.is_held("B16", "five waits share its pool of one connection").await?;
     hold.release().await?;
-    let mut running = tokio::task::JoinSet::new();
-    for waits in waits {
-        running.spawn(async move { waits.acquired(PATIENCE).await?.release().await });
-    }
-    while let Some(done) = running.join_next().await {
-        done.map_err(|error| Broken::new("driver", error.to_string()))??;
-    }
+    one_after_another(waits).await?;
     w.server.is_clean(ms(3000)).await
 }
 

@@ -237,6 +237,18 @@ async fn claimed(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
+/// Each of them is granted the lock, and releases it.
+pub(super) async fn one_after_another(waits: Vec<Acquiring>) -> Result<(), Broken> {
+    let mut running = tokio::task::JoinSet::new();
+    for wait in waits {
+        running.spawn(async move { wait.acquired(PATIENCE).await?.release().await });
+    }
+    while let Some(done) = running.join_next().await {
+        done.map_err(|error| Broken::new("driver", error.to_string()))??;
+    }
+    Ok(())
+}
+
 async fn one_subscriber(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
@@ -252,14 +264,7 @@ async fn one_subscriber(w: &World) -> Result<(), Broken> {
     ensure!(blocked == 0, "B6", "{blocked} connections block");
     ensure!(subscribers.clone().count() == 1, "B7", "{} connections are subscribed", subscribers.count());
     hold.release().await?;
-    // All of them are granted the lock, one after another.
-    let mut running = tokio::task::JoinSet::new();
-    for waits in waits {
-        running.spawn(async move { waits.acquired(PATIENCE).await?.release().await });
-    }
-    while let Some(done) = running.join_next().await {
-        done.map_err(|error| Broken::new("driver", error.to_string()))??;
-    }
+    one_after_another(waits).await?;
     w.server.is_clean(ms(3000)).await
 }
 
