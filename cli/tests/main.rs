@@ -4,6 +4,7 @@ mod commands;
 mod documents;
 mod ending;
 mod looking;
+mod package;
 mod picture;
 mod places;
 mod running;
