@@ -1,5 +1,6 @@
 //! Tests of the tool with real servers that have loaded the module.
 
+mod acl;
 mod commands;
 mod documents;
 mod ending;
