@@ -16,11 +16,13 @@ use crate::span;
 #[derive(Debug, Parser)]
 #[command(name = "rlock", version, after_help = TABLE)]
 pub struct Arguments {
-    /// Address of the server: host[:port], redis://[user:password@]host[:port][/db] or redis+unix:///path
+    /// Address of the server: host[:port], redis://[user:password@]host[:port][/db] or
+    /// redis+unix:///path
     ///
-    /// Sentinel: redis+sentinel://[user:password@]host[:port][,host…]/NAME[/db] uses the master NAME. Cluster:
-    /// redis+cluster://[user:password@]host[:port][,host…] needs some of the nodes. User and password are those of the
-    /// servers, not of the sentinels. For TLS write rediss in place of redis.
+    /// Sentinel: redis+sentinel://[user:password@]host[:port][,host…]/NAME[/db] uses the master
+    /// NAME. Cluster: redis+cluster://[user:password@]host[:port][,host…] names some of the nodes.
+    /// User and password are those of the servers, not of the sentinels. For TLS write rediss in
+    /// place of redis.
     ///
     /// Put an address with a password into RLOCK_URL: other users can read the command line.
     #[arg(long, global = true, env = "RLOCK_URL", hide_env_values = true, default_value = "redis://127.0.0.1/")]
@@ -35,19 +37,23 @@ pub struct Arguments {
 pub enum Action {
     /// Run a command while holding a lock
     ///
-    /// rlock renews the lock while the command runs and releases it afterwards. It exits with the status of the command.
-    /// The command finds the fencing token in RLOCK_TOKEN, the key in RLOCK_KEY and the owner in RLOCK_OWNER.
+    /// rlock renews the lock while the command runs and releases it afterwards. It exits with the
+    /// status of the command. The command finds the fencing token in RLOCK_TOKEN, the key in
+    /// RLOCK_KEY and the owner in RLOCK_OWNER.
     ///
-    /// If the lock is lost, or no server answers and the lease is about to expire, the command gets SIGTERM, and SIGKILL
-    /// after --kill-after. rlock forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 to the command. If rlock
-    /// is killed, the kernel kills the command too, and the lock expires with its session or lease.
+    /// If the lock is lost, or no server answers and the lease is about to expire, the command gets
+    /// SIGTERM, and SIGKILL after --kill-after. rlock forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT,
+    /// SIGUSR1 and SIGUSR2 to the command. If rlock is killed, the kernel kills the command too,
+    /// and the lock expires with its session or lease.
     ///
-    /// While no server can be reached, as during a failover, rlock tries again until --wait ends; without --wait for 30 s.
+    /// While no server can be reached, as during a failover, rlock tries again until --wait ends;
+    /// without --wait for 30 s.
     Run(Run),
     /// Watch the most contended locks
     ///
-    /// In a cluster, top shows the locks of all masters. A number before a key is the database, if it is not that of the
-    /// address. q quits, s sorts by the next column, arrows scroll, space pauses. A narrow terminal shows fewer columns.
+    /// In a cluster, top shows the locks of all masters. A number before a key is the database, if
+    /// it is not that of the address. q quits, s sorts by the next column, arrows scroll, space
+    /// pauses. A narrow terminal shows fewer columns.
     Top(Top),
     /// List all locks
     Ls(Ls),
@@ -55,14 +61,15 @@ pub enum Action {
     Show(Show),
     /// Take a lock away from its holder
     ///
-    /// The holder notices at its next renewal or release. Until then it keeps working: only a resource that checks the
-    /// fencing token refuses it.
+    /// The holder notices at its next renewal or release. Until then it keeps working: only a
+    /// resource that checks the fencing token refuses it.
     Release(Release),
     /// Wait until a lock is free, without acquiring it
     ///
-    /// A lock is free if it has no holder, has no waiter and is not kept closed. A semaphore is free if a permit is
-    /// available and it has no waiter. rlock checks ten times a second. Another client may acquire the lock right after that:
-    /// use run to hold it. While no server can be reached, rlock tries again until --wait ends; without --wait for 30 s.
+    /// A lock is free if it has no holder, has no waiter and is not kept closed. A semaphore is
+    /// free if a permit is available and it has no waiter. rlock checks ten times a second. Another
+    /// client may acquire the lock right after that: use run to hold it. While no server can be
+    /// reached, rlock tries again until --wait ends; without --wait for 30 s.
     Wait(Wait),
 }
 
@@ -73,14 +80,15 @@ pub struct Run {
     /// Key of the lock
     #[arg(value_parser = key())]
     pub key: OsString,
-    /// How long the lock lives without renewal. rlock renews it after each third of this time
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::parse)]
+    /// The lock expires after this time without renewal. rlock renews it when a third has passed
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = span::parse)]
     pub lease: Duration,
     /// Give up after this time; 0 tries once [default: wait forever]
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub wait: Option<Duration>,
-    /// Free the lock this long after rlock's connection has closed, instead of at the end of the lease
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    /// Free the lock this long after rlock's connection has closed, instead of at the end of the
+    /// lease
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub session: Option<Duration>,
     /// Use a fair lock, whose queue survives a restart and a failover of the server
     #[arg(long, group = "kind")]
@@ -91,29 +99,35 @@ pub struct Run {
     /// Hold a read-write lock for writing, alone
     #[arg(long, group = "kind")]
     pub write: bool,
-    /// Take a permit of a semaphore that has N permits. rlock creates the semaphore if it is missing
+    /// Take a permit of a semaphore that has N permits. rlock creates the semaphore if it is
+    /// missing
     #[arg(long, value_name = "N", group = "kind", value_parser = clap::value_parser!(u32).range(1..))]
     pub semaphore: Option<u32>,
-    /// Keep the lock closed for at least this long after the grant, so that a job runs at most once in that time
+    /// Keep the lock closed for at least this long after the grant, so that a job runs at most once
+    /// in that time
     ///
-    /// For a mutex or a fair lock. When the command ends, even with an error, the server keeps the lock closed for the rest
-    /// of the time; rlock itself exits at once. If the command cannot be started, rlock releases the lock. If the lock is
-    /// lost or rlock is killed, the lock expires as without this option.
-    #[arg(long, value_name = "SPAN", value_parser = span::parse_keep, conflicts_with_all = ["read", "write", "semaphore"])]
+    /// For a mutex or a fair lock. When the command ends, even with an error, the server keeps the
+    /// lock closed for the rest of the time; rlock itself exits at once. If the command cannot be
+    /// started, rlock releases the lock. If the lock is lost or rlock is killed, the lock expires
+    /// as without this option.
+    #[arg(long, value_name = "DURATION", value_parser = span::parse_keep, conflicts_with_all = ["read", "write", "semaphore"])]
     pub at_least: Option<Duration>,
-    /// A note that show, ls and top print with the lock, such as the URL of a build; up to 256 bytes
+    /// A note that show, ls and top print with the lock, such as the URL of a build; up to 256
+    /// bytes
     #[arg(long, value_name = "TEXT")]
     pub note: Option<OsString>,
     /// The owner to hold the lock as, 1 to 512 bytes [default: host:process:random]
     ///
-    /// A command that runs under a lock acquires it again with --owner "$RLOCK_OWNER". Commands that run side by side need
-    /// different owners: with the same owner all of them hold the lock.
+    /// A command that runs under a lock acquires it again with --owner "$RLOCK_OWNER". Commands
+    /// that run side by side need different owners: with the same owner all of them hold the lock.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<OsString>,
-    /// Time from SIGTERM to SIGKILL when the lock is lost [default: a third of --lease or --session, at most 5s]
+    /// Time from SIGTERM to SIGKILL when the lock is lost [default: a third of --lease or
+    /// --session, at most 5s]
     ///
-    /// A signal may end the command and leave processes in its group. rlock kills those this long after the command's end.
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    /// A signal may end the command and leave processes in its group. rlock kills those this long
+    /// after the command's end.
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub kill_after: Option<Duration>,
     /// The command and its arguments. rlock runs it directly, without a shell
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -133,7 +147,7 @@ pub struct Top {
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub count: usize,
     /// Time between two updates
-    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = span::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = span::parse)]
     pub every: Duration,
 }
 
@@ -183,7 +197,7 @@ pub struct Wait {
     #[arg(value_parser = key())]
     pub key: OsString,
     /// Give up after this time; 0 checks once [default: wait forever]
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub wait: Option<Duration>,
 }
 

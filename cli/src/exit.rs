@@ -1,7 +1,7 @@
 //! Exit statuses of the tool, and the errors that carry them.
 //!
-//! The status of `run` is that of its command. The tool's own statuses are therefore 121 to 127: few commands use these, and
-//! timeout(1) and env(1) use 124 to 127 in the same sense.
+//! The status of `run` is that of its command. The tool's own statuses are therefore 121 to 127:
+//! few commands use these, and timeout(1) and env(1) use 124 to 127 in the same sense.
 
 use std::io::{self, ErrorKind, Write};
 use std::time::Duration;
@@ -34,10 +34,10 @@ pub const TABLE: &str = "\
 Exit status:
   0    success; run: the command exited with 0
   1    show, release: the lock is not held
-  121  no server could be reached, or it does not serve at present (loading, failover, quarantine);
-       the same command may succeed later
-  122  the server refused: wrong password, missing permission, key of another type, deadlock, missing module;
-       ls, top: also if the server refused details of some locks
+  121  no server could be reached, or it does not serve at present (loading, failover,
+       quarantine); the same command may succeed later
+  122  the server refused: wrong password, missing permission, key of another type,
+       deadlock, missing module; ls, top: also if it refused details of some locks
   123  run: the lock was lost while the command ran
   124  run, wait: timed out waiting for the lock
   125  wrong usage, or rlock failed, or could not write its output
@@ -49,14 +49,14 @@ Any other status of run is that of the command.";
 /// The message for a server that does not know the commands of the module.
 const NO_MODULE: &str = "the server has not loaded the module rlock";
 
-/// Codes of errors that pass: the server does not serve at present, and the same request may succeed later.
-const PASSING: [&str; 12] = [
+/// Codes of errors that pass: the server does not serve at present, and the same request may
+/// succeed later.
+const PASSING: [&str; 11] = [
     "BUSY",
     "CLUSTERDOWN",
     "LOADING",
     "MASTERDOWN",
     "MISCONF",
-    "MOVED",
     "NOREPLICAS",
     "OOM",
     "QUARANTINE",
@@ -91,8 +91,8 @@ impl Failure {
 
     /// The failure for an error reply of the server. `text` begins with the code of the error.
     pub(crate) fn refused(text: &str) -> Self {
-        // Replies of a server without the module: to its commands, followed by all their arguments, and from Valkey 9 to the
-        // name of its type in SCAN.
+        // Replies of a server without the module: to its commands, followed by all their arguments,
+        // and from Valkey 9 to the name of its type in SCAN.
         if text.contains("unknown command") || text.contains("unknown type name") {
             return Self::new(REFUSED, NO_MODULE);
         }
@@ -134,7 +134,8 @@ impl From<Error> for Failure {
     }
 }
 
-/// The error reply of a server, if there was one: a connection whose login is refused fails with that reply.
+/// The error reply of a server, if there was one: a connection whose login is refused fails with
+/// that reply.
 fn refusal(error: &redis::RedisError) -> Option<String> {
     match error.code() {
         Some(code) if !error.is_io_error() => {
@@ -148,13 +149,14 @@ fn refusal(error: &redis::RedisError) -> Option<String> {
     }
 }
 
-/// Writes a message to standard error. Ignores a full disk and a closed pipe, where `eprintln!` would panic: the caller still
-/// has to end the command or release the lock.
+/// Writes a message to standard error. Ignores a full disk and a closed pipe, where `eprintln!`
+/// would panic: the caller still has to end the command or release the lock.
 pub fn complain(message: &str) {
     let _ = io::stderr().write_all(format!("rlock: {message}\n").as_bytes());
 }
 
-/// The outcome of writing to standard output. A closed pipe is no failure: in `rlock ls | head` the reader has seen enough.
+/// The outcome of writing to standard output. A closed pipe is no failure: in `rlock ls | head` the
+/// reader has seen enough.
 ///
 /// # Errors
 ///
@@ -168,7 +170,8 @@ pub fn unless_pipe_is_closed(written: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// An address without user, password and query, for messages. Also works for text that is no valid address.
+/// An address without user, password and query, for messages. Also works for text that is no valid
+/// address.
 pub(crate) fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_at(url.find("://").map_or(0, |end| end + 3));
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));

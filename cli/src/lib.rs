@@ -1,7 +1,8 @@
-//! `rlock`, the command line tool of the rlock module: it runs commands under locks, and shows the holders and waiters of locks.
+//! `rlock`, the command line tool of the rlock module: it runs commands under locks, and shows the
+//! holders and waiters of locks.
 //!
-//! `run` uses the client crate, which waits, renews and detects a lost lock. The other subcommands use their own connections
-//! ([`observer`]) and change nothing, except `release --force`.
+//! `run` uses the client crate, which waits, renews and detects a lost lock. The other subcommands
+//! use their own connections ([`observer`]) and change nothing, except `release --force`.
 #![deny(unsafe_code)]
 // They panic when the reader has closed the pipe: use `exit::complain` and `text::print`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

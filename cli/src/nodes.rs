@@ -1,4 +1,5 @@
-//! The servers of an address: one server, the master that Sentinel names, or the masters of a cluster.
+//! The servers of an address: one server, the master that Sentinel names, or the masters of a
+//! cluster.
 
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A server and the connection to it.
 pub(crate) struct Node {
     info: ConnectionInfo,
-    /// `None` until the first request: a master of a cluster that is down does not disturb requests to the others.
+    /// `None` until the first request: a master of a cluster that is down does not disturb requests
+    /// to the others.
     connection: Option<MultiplexedConnection>,
     /// The address, for messages.
     name: String,
@@ -73,7 +75,8 @@ impl Node {
 /// The servers of an address.
 pub(crate) enum Nodes {
     One(Node),
-    /// The masters of a cluster, and the node that named them: it is connected, and may be a replica.
+    /// The masters of a cluster, and the node that named them: it is connected, and may be a
+    /// replica.
     Cluster {
         masters: Vec<Node>,
         guide: Node,
@@ -105,8 +108,8 @@ impl Nodes {
     }
 }
 
-/// Finds the servers of an address. Connects to a single server and to Sentinel's master. Masters of a cluster are connected at
-/// their first request.
+/// Finds the servers of an address. Connects to a single server and to Sentinel's master. Masters
+/// of a cluster are connected at their first request.
 pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
     match address {
         Address::Server(url) => Ok(Nodes::One(Node::connect(info(url)?).await?)),

@@ -1,7 +1,7 @@
 //! Reads the state of locks with commands that change nothing.
 //!
-//! Each request costs the server a bounded time: a step of SCAN covers 500 keys, a pipeline 50 locks, and the holders of a
-//! lock with thousands of them are not requested.
+//! Each request costs the server a bounded time: a step of SCAN covers 500 keys, a pipeline 50
+//! locks, and no request returns the holders of a lock that has thousands.
 
 use std::collections::{HashMap, HashSet};
 
@@ -133,7 +133,8 @@ pub struct Place {
     cursor: u64,
 }
 
-/// Connections to the servers: to one, or to the masters of a cluster, each connected at its first request.
+/// Connections to the servers: to one, or to the masters of a cluster, each connected at its first
+/// request.
 pub struct Observer {
     nodes: Nodes,
     refusals: Refusals,
@@ -149,7 +150,8 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Records an error reply. WRONGTYPE is no refusal: the lock was replaced by another value after SCAN had found it.
+    /// Records an error reply. WRONGTYPE is no refusal: the lock was replaced by another value
+    /// after SCAN had found it.
     fn note(&mut self, node: usize, key: &[u8], answer: &Value) {
         if let Value::ServerError(error) = answer
             && error.code() != "WRONGTYPE"
@@ -211,7 +213,8 @@ impl Observer {
         Ok(items(&answer).iter().map(waiter_of).collect())
     }
 
-    /// One step of a scan over the keys of all servers. Returns the locks that it found and the next position; `None` is the end.
+    /// One step of a scan over the keys of all servers. Returns the locks that it found and the
+    /// next position; `None` is the end.
     ///
     /// # Errors
     ///
@@ -236,8 +239,9 @@ impl Observer {
         Ok((next, keys.iter().map(|key| bytes(key).to_vec()).collect()))
     }
 
-    /// The locks of all servers with the most waiters, the most contended first. A lock in another database than that of the
-    /// address has the number of the database before its key, and at most one holder.
+    /// The locks of all servers with the most waiters, the most contended first. A lock in another
+    /// database than that of the address has the number of the database before its key, and at most
+    /// one holder.
     ///
     /// # Errors
     ///
@@ -280,8 +284,9 @@ impl Observer {
         Ok(found.into_iter().filter_map(complete).collect())
     }
 
-    /// The locks under keys that [`step`](Self::step) found at a position. Leaves out keys that are no locks any longer, and those
-    /// that the server refuses: see [`check_complete`](Self::check_complete).
+    /// The locks under keys that [`step`](Self::step) found at a position. Leaves out keys that are
+    /// no locks any longer, and those that the server refuses: see
+    /// [`check_complete`](Self::check_complete).
     ///
     /// # Errors
     ///
@@ -292,7 +297,8 @@ impl Observer {
         for keys in keys.chunks(LOCKS_PER_PIPELINE) {
             let mut sizes = redis::pipe();
             for key in keys {
-                // The second command identifies a fair lock: its queue makes the value large, and not its holders.
+                // The second command identifies a fair lock: its queue makes the value large, and
+                // not its holders.
                 sizes.cmd("MEMORY").arg("USAGE").arg(key).cmd("RFAIRLOCK.HOLDS").arg(key).arg("-");
             }
             let sizes = node.ask_all(&sizes, 2 * keys.len()).await?;
@@ -319,7 +325,8 @@ impl Observer {
         Ok(locks)
     }
 
-    /// Adds the time that the first waiter of each lock has waited, for locks that [`step`](Self::step) found at a position.
+    /// Adds the time that the first waiter of each lock has waited, for locks that
+    /// [`step`](Self::step) found at a position.
     ///
     /// # Errors
     ///

@@ -6,14 +6,15 @@ use tokio::time::{Instant, sleep};
 
 use crate::exit::{Failure, UNREACHABLE, complain};
 
-/// How long to retry without `--wait`. A failover takes a few seconds, a restart the time to load the data.
+/// How long to retry without `--wait`. A failover takes a few seconds, a restart the time to load
+/// the data.
 const WITHOUT_WAIT: Duration = Duration::from_secs(30);
 
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Repeats an attempt that fails because no server can be reached: until the deadline, or for 30 s after the first failure if
-/// there is none. Says on standard error why it retries, once.
+/// Repeats an attempt that fails because no server can be reached: until the deadline, or for 30 s
+/// after the first failure if there is none. Says on standard error why it retries, once.
 ///
 /// # Errors
 ///

@@ -1,4 +1,5 @@
-//! Durations on the command line: `30s`, `250ms`, `1m`, `2h`. A number alone is seconds, as for sleep(1) and timeout(1).
+//! Durations on the command line: `30s`, `250ms`, `1m`, `2h`. A number alone is seconds, as for
+//! sleep(1) and timeout(1).
 
 use std::time::Duration;
 

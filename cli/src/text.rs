@@ -4,7 +4,8 @@ use std::io::{self, Write};
 
 use crate::exit::{Failure, unless_pipe_is_closed};
 
-/// The text of a key, owner or note, which may be any bytes. Escapes control characters and bytes that are no UTF-8.
+/// The text of a key, owner or note, which may be any bytes. Escapes control characters and bytes
+/// that are no UTF-8.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -54,7 +55,8 @@ pub(crate) fn with_notes(columns: &[(&'static str, Align)], rows: &[Vec<String>]
     columns.iter().copied().chain(notes).collect()
 }
 
-/// A text of at most `width` characters. A longer one loses its middle: the end of a key or an owner identifies it.
+/// A text of at most `width` characters. A longer one loses its middle: the end of a key or an
+/// owner identifies it.
 pub(crate) fn shortened(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width || width == 0 {
@@ -65,7 +67,8 @@ pub(crate) fn shortened(text: &str, width: usize) -> String {
     text.chars().take(head).chain(['…']).chain(text.chars().skip(length - tail)).collect()
 }
 
-/// The width of a cell in characters. Wide characters count as one: they are rare in keys, and only shift a column.
+/// The width of a cell in characters. Wide characters count as one: they are rare in keys, and only
+/// shift a column.
 fn width(cell: &str) -> usize {
     cell.chars().count()
 }

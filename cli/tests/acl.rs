@@ -1,4 +1,5 @@
-//! The ACL rules in docs/cli.md: each subcommand works for a user with these rules, and not without one of them.
+//! The ACL rules in docs/cli.md: each subcommand works for a user with these rules, and not without
+//! one of them.
 
 use std::process::Stdio;
 
@@ -6,8 +7,8 @@ use crate::commands::{Running, rlock, text};
 use crate::eventually;
 use crate::support::{Client, Cluster, Server};
 
-/// Rules without which a subcommand gives the same result in these tests: they end a wait earlier, or spare the server the list of
-/// thousands of holders.
+/// Rules without which a subcommand gives the same result in these tests: they end a wait earlier,
+/// or spare the server the list of thousands of holders.
 const UNSEEN: [&str; 3] = [".cancel", "+memory|usage", "+rfairlock.holds"];
 
 /// A row of the table: the subcommands, and their rules.

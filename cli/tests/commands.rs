@@ -38,8 +38,8 @@ fn leave_terminal(command: &mut Command) {
     unsafe { command.pre_exec(leave) };
 }
 
-/// Restores the default handling of signals. The tests may run under nohup(1) or as a background job of a script, and child
-/// processes inherit ignored signals.
+/// Restores the default handling of signals. The tests may run under nohup(1) or as a background
+/// job of a script, and child processes inherit ignored signals.
 pub fn hear_signals(command: &mut Command) {
     let hear = || {
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2] {
@@ -90,7 +90,8 @@ impl Running {
 
     #[track_caller]
     pub fn signal(&self, signal: i32) {
-        // SAFETY: only numbers are passed. The child has not been reaped, so no other process has its id.
+        // SAFETY: only numbers are passed. The child has not been reaped, so no other process has
+        // its id.
         assert_eq!(unsafe { libc::kill(self.id(), signal) }, 0, "there is no process to signal");
     }
 

@@ -13,7 +13,8 @@ fn waiting(desk: &Desk, trap: &str) -> String {
     format!("{trap} echo $$ > {}; while :; do sleep 0.02; done", desk.path("id"))
 }
 
-/// A command that ignores SIGTERM and then writes its process id. It ends after 40 s if no test kills it.
+/// A command that ignores SIGTERM and then writes its process id. It ends after 40 s if no test
+/// kills it.
 fn deaf(desk: &Desk) -> String {
     format!(r"trap '' TERM; echo \$\$ > {}; for each in $(echo $(seq 2000)); do sleep 0.02; done", desk.path("deaf"))
 }

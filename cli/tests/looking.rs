@@ -44,7 +44,8 @@ fn ls_lists_only_locks_and_those_of_all_kinds() {
     assert_eq!(json(&out)["holders"][0]["owner"], "alice");
 }
 
-/// One user has no permission for two keys, which RLOCK.TOP leaves out too. The other has none for RLOCK.INFO.
+/// One user has no permission for two keys, which RLOCK.TOP leaves out too. The other has none for
+/// RLOCK.INFO.
 #[test]
 fn refused_details_are_reported_as_missing() {
     let server = server_with_locks();

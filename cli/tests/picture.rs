@@ -1,6 +1,7 @@
 //! `top` with a thousand contended locks, and its picture in docs/.
 //!
-//! The tool draws its screen into a buffer. If RLOCK_PICTURE names a file, the test writes the buffer there as SVG.
+//! The tool draws its screen into a buffer. If RLOCK_PICTURE names a file, the test writes the
+//! buffer there as SVG.
 
 use std::fmt::Write;
 use std::time::Duration;

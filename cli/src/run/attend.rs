@@ -23,16 +23,16 @@ const ASK_TO_END: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal:
 /// When the command gets SIGTERM and SIGKILL for a lost lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
-    /// The command gets SIGTERM when the lock is valid for no longer than this, so that the command has ended before the server
-    /// grants the lock to another owner.
+    /// The command gets SIGTERM when the lock is valid for no longer than this, so that the command
+    /// has ended before the server grants the lock to another owner.
     before: Duration,
     /// The time from SIGTERM to SIGKILL.
     kill_after: Duration,
 }
 
 impl Notice {
-    /// A lock that is renewed in time is always valid for two thirds of its lease and of its session grace. SIGTERM therefore
-    /// comes at most a third before the end.
+    /// A lock that is renewed in time is always valid for two thirds of its lease and of its
+    /// session grace. SIGTERM therefore comes at most a third before the end.
     pub(super) fn new(options: &Run) -> Self {
         let session = options.session.filter(|grace| !grace.is_zero()).unwrap_or(options.lease);
         let third = options.lease.min(session) / 3;
@@ -40,14 +40,15 @@ impl Notice {
         Self { before: kill_after.min(third), kill_after }
     }
 
-    /// Whether a signal may be the reason of an end that follows after this time. An older signal is not, such as a SIGHUP
-    /// that made the command reload its settings.
+    /// Whether a signal may be the reason of an end that follows after this time. An older signal
+    /// is not, such as a SIGHUP that made the command reload its settings.
     fn explains_an_end(&self, after: Duration) -> bool {
         after <= self.kill_after.max(LONGEST_NOTICE)
     }
 }
 
-/// Watches the command until it ends. Returns its status, or a failure if the command was ended because the lock was lost.
+/// Watches the command until it ends. Returns its status, or a failure if the command was ended
+/// because the lock was lost.
 pub(super) async fn attend<K: Kind>(
     guard: &Guard<K>,
     command: &mut Command,
@@ -96,7 +97,8 @@ async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: Duration) {
     }
 }
 
-/// Ends the command by SIGTERM, and by SIGKILL after `kill_after` or when the lock is lost, whichever comes first.
+/// Ends the command by SIGTERM, and by SIGKILL after `kill_after` or when the lock is lost,
+/// whichever comes first.
 async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Signals, notice: Notice) {
     let kill_at = Instant::now() + notice.kill_after;
     let was_lost = !guard.is_held();
@@ -122,8 +124,8 @@ async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Sig
     end_group(guard, command, signals, if is_killed { Instant::now() } else { kill_at }, was_lost).await;
 }
 
-/// Waits for the processes that the command has left in its group. A signal has asked them to end too. They get SIGKILL at
-/// `kill_at` or when the lock is lost, whichever comes first.
+/// Waits for the processes that the command has left in its group. A signal has asked them to end
+/// too. They get SIGKILL at `kill_at` or when the lock is lost, whichever comes first.
 async fn end_group<K: Kind>(
     guard: &Guard<K>,
     command: &Command,

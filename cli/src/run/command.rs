@@ -1,7 +1,8 @@
 //! The process of the command: starting, signalling and waiting for it.
 //!
-//! At a terminal the command stays in rlock's process group, so that both get typed signals, both may read, and the shell stops
-//! and continues both. Otherwise it gets its own group, and rlock sends signals to the group.
+//! At a terminal the command stays in rlock's process group, so that both get typed signals, both
+//! may read, and the shell stops and continues both. Otherwise it gets its own group, and rlock
+//! sends signals to the group.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -32,7 +33,8 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Starts the command. Call it on the main thread: the kernel kills the command when the thread that started it ends.
+    /// Starts the command. Call it on the main thread: the kernel kills the command when the thread
+    /// that started it ends.
     pub(crate) fn start(options: &Run, token: u64, owner: &[u8]) -> Result<Self, Failure> {
         let [program, arguments @ ..] = options.command.as_slice() else {
             return Err(Failure::new(FAILED, "the command is missing"));
@@ -71,8 +73,8 @@ impl Command {
         }
     }
 
-    /// Sends a signal. Call it only while the command has not been reaped or its group has processes: afterwards the id may
-    /// belong to another process.
+    /// Sends a signal. Call it only while the command has not been reaped or its group has
+    /// processes: afterwards the id may belong to another process.
     pub(crate) fn signal(&self, signal: Signal) {
         let sent = match self.has_group {
             true => rustix::process::kill_process_group(self.id, signal),
@@ -91,27 +93,29 @@ impl Command {
     }
 
     fn is_group_alive(&self) -> bool {
-        // In a container rlock may be process 1, which has to reap orphans. Unreaped processes keep the group alive.
+        // In a container rlock may be process 1, which has to reap orphans. Unreaped processes keep
+        // the group alive.
         while let Ok(Some(_)) = rustix::process::waitpgid(self.id, WaitOptions::NOHANG) {}
         // EPERM means that the group has processes of another user.
         rustix::process::test_kill_process_group(self.id) != Err(Errno::SRCH)
     }
 }
 
-/// Whether rlock has no permission to signal the command. Any other error means that the command has just ended, which
-/// `ended` reports next.
+/// Whether rlock has no permission to signal the command. Any other error means that the command
+/// has just ended, which `ended` reports next.
 fn is_refused(sent: rustix::io::Result<()>) -> bool {
     sent == Err(Errno::PERM)
 }
 
-/// Whether rlock runs at a terminal: in the foreground of its controlling terminal, whatever its standard input is, or in the
-/// background with the terminal as standard input.
+/// Whether rlock runs at a terminal: in the foreground of its controlling terminal, whatever its
+/// standard input is, or in the background with the terminal as standard input.
 fn is_at_terminal() -> bool {
     let has_front = |terminal: File| tcgetpgrp(terminal).is_ok_and(|front| front == rustix::process::getpgrp());
     tcgetpgrp(io::stdin()).is_ok() || File::open("/dev/tty").is_ok_and(has_front)
 }
 
-/// Makes the kernel kill the command when rlock dies without a chance to do it, such as by SIGKILL or the OOM killer.
+/// Makes the kernel kill the command when rlock dies without a chance to do it, such as by SIGKILL
+/// or the OOM killer.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "there is no other way to act between fork and exec")]
 fn die_with_parent(command: &mut std::process::Command) {
@@ -125,8 +129,8 @@ fn die_with_parent(command: &mut std::process::Command) {
             _ => Err(io::Error::from(ErrorKind::NotFound)),
         }
     };
-    // SAFETY: between fork and exec only async-signal-safe functions may be called. `tie` makes two system calls, and its errors
-    // hold a number and allocate nothing.
+    // SAFETY: between fork and exec only async-signal-safe functions may be called. `tie` makes two
+    // system calls, and its errors hold a number and allocate nothing.
     unsafe {
         command.pre_exec(tie);
     }

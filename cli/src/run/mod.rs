@@ -2,8 +2,10 @@
 //!
 //! Invariants:
 //! - The command starts after the lock is granted.
-//! - The command ends when the lock is lost. If no server answers, it gets SIGTERM before the lease expires.
-//! - However rlock ends, it leaves neither the command nor a waiter behind, and the lock is released or expires.
+//! - The command ends when the lock is lost. If no server answers, it gets SIGTERM before the lease
+//!   expires.
+//! - However rlock ends, it leaves neither the command nor a waiter behind, and the lock is
+//!   released or expires.
 
 mod attend;
 mod command;
@@ -26,7 +28,8 @@ use attend::{Notice, attend};
 use command::Command;
 use signals::Signals;
 
-/// The time for the release after the end of the command. If it is not enough, the lock expires with its lease.
+/// The time for the release after the end of the command. If it is not enough, the lock expires
+/// with its lease.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The time for the client's background tasks.
@@ -176,8 +179,8 @@ async fn acquire<K: Kind>(
     guard?.ok_or_else(|| Failure::timed_out(name, wait))
 }
 
-/// Releases the lock, and keeps it closed for `keep`. Fails if the hold had ended before, so that the command may have worked
-/// without the lock.
+/// Releases the lock, and keeps it closed for `keep`. Fails if the hold had ended before, so that
+/// the command may have worked without the lock.
 async fn give_back<K: Kind>(
     guard: Guard<K>,
     keep: Duration,
@@ -214,8 +217,8 @@ fn unique_owner() -> Vec<u8> {
     format!("{host}:{}:{:016x}", std::process::id(), rand::rng().random::<u64>()).into_bytes()
 }
 
-/// Waits for the client's background tasks. They cancel requests and release grants that were dropped; when the last task has
-/// ended, nothing is left on the server.
+/// Waits for the client's background tasks. They cancel requests and release grants that were
+/// dropped; when the last task has ended, nothing is left on the server.
 async fn tidy_up() {
     let deadline = Instant::now() + TIDYING_PATIENCE;
     let metrics = tokio::runtime::Handle::current().metrics();

@@ -1,6 +1,7 @@
 //! `top`: the most contended locks.
 //!
-//! [`survey`] requests them, [`screen`] draws them, and this file connects the two with the keyboard.
+//! [`survey`] requests them, [`screen`] draws them, and this file connects the two with the
+//! keyboard.
 
 pub mod screen;
 pub mod survey;

@@ -49,7 +49,8 @@ impl View {
         self.survey.taken_at.is_some()
     }
 
-    /// Shows a new snapshot, unless the screen is paused. Rates are those since the snapshot before.
+    /// Shows a new snapshot, unless the screen is paused. Rates are those since the snapshot
+    /// before.
     pub fn show(&mut self, survey: Survey) {
         self.trouble = None;
         if self.is_paused {
@@ -218,7 +219,8 @@ const DROPPED: [Column; 7] = [
     Column::Cell(OWNER),
 ];
 
-/// The columns that fit into a width, and their widths. Keys, owners and notes share the spare width.
+/// The columns that fit into a width, and their widths. Keys, owners and notes share the spare
+/// width.
 fn columns(width: u16, has_notes: bool) -> Vec<(Column, u16)> {
     let mut columns = WIDTHS.to_vec();
     columns.retain(|(column, _)| has_notes || *column != Column::Cell(NOTE));

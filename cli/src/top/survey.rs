@@ -1,4 +1,5 @@
-//! A snapshot of the most contended locks: RLOCK.TOP of each server, and the details of the locks in it.
+//! A snapshot of the most contended locks: RLOCK.TOP of each server, and the details of the locks
+//! in it.
 
 use std::time::Duration;
 
