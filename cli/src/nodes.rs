@@ -119,7 +119,7 @@ pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
                 match master_by(url, master, settings).await {
                     Ok(Some(found)) => return Ok(Nodes::One(Node::connect(found).await?)),
                     Ok(None) => {}
-                    Err(of_this_one) => failure = of_this_one,
+                    Err(error) => failure = error,
                 }
             }
             Err(failure)
@@ -130,7 +130,7 @@ pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
                 match masters_by(url).await {
                     Ok((masters, guide)) if !masters.is_empty() => return Ok(Nodes::Cluster { masters, guide }),
                     Ok(_) => {}
-                    Err(of_this_one) => failure = of_this_one,
+                    Err(error) => failure = error,
                 }
             }
             Err(failure)

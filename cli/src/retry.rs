@@ -13,8 +13,8 @@ const WITHOUT_WAIT: Duration = Duration::from_secs(30);
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Repeats an attempt that fails because no server can be reached: until the deadline, or for 30 s
-/// after the first failure if there is none. Says on standard error why it retries, once.
+/// Repeats an attempt that fails because no server can be reached: until the deadline, or without a
+/// deadline for 30 s after the first failure. Prints the first failure to standard error.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::exit::REFUSED;
 
-    /// The status of the outcome, and how long it took.
+    /// The exit status of the outcome, and the time that it took.
     async fn outcome_of(deadline: Option<Duration>, statuses: &[u8]) -> (u8, Duration) {
         let (started, mut statuses) = (Instant::now(), statuses.iter());
         let attempt = async || statuses.next().map_or(Ok(()), |status| Err(Failure::new(*status, "")));
