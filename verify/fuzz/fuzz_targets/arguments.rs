@@ -142,7 +142,11 @@ fn check(args: Args<'_>, first: usize, known: &[Opt], options: &Options<'_>) {
             for option in known {
                 let values =
                     |options: &Options<'_>| (options.integer(*option), options.bytes(*option).map(<[u8]>::to_vec));
-                assert_eq!(values(&again), values(options), "the options change when they are written and parsed again");
+                assert_eq!(
+                    values(&again),
+                    values(options),
+                    "the options change when they are written and parsed again"
+                );
             }
         }
         Err(error) => panic!("parsed options cannot be parsed again: {}", error.text()),

@@ -151,7 +151,9 @@ impl World {
                 self.last_token = *token;
             }
             let mut open = Open::new(&keys[effect.key.0..=effect.key.0], None, &mut self.replica_values);
-            self.replica.apply_effect(&mut open, KeyId(0), event).expect("a replica can apply every effect of its master");
+            self.replica
+                .apply_effect(&mut open, KeyId(0), event)
+                .expect("a replica can apply every effect of its master");
         }
         for Told { ticket, answer, notice, .. } in out.answers() {
             if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
