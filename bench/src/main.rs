@@ -103,7 +103,8 @@ enum Section {
     Punctuality,
     /// A fair lock's queue with 10, 1000 and 100,000 places
     Fair,
-    /// The client crate: what it adds to redis-rs alone, and what idle guards and waiting tasks cost
+    /// The client crate: what it adds to redis-rs alone, and what idle guards and waiting tasks
+    /// cost
     Client,
     /// Waiting next to 10 and next to 10,000 waiters that form no circle
     Deadlock,

@@ -5,7 +5,8 @@
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[must_use]
 pub fn allocated_bytes() -> Option<u64> {
-    // SAFETY: the call takes no arguments, and only reads the allocator's counters under its own locks.
+    // SAFETY: the call takes no arguments, and only reads the allocator's counters under its own
+    // locks.
     let counted = unsafe { libc::mallinfo2() };
     Some((counted.uordblks + counted.hblkhd) as u64)
 }

@@ -33,7 +33,7 @@ impl Series {
     }
 
     /// The smallest figure that at least `share` of all figures do not exceed (nearest rank); NaN
-    /// if there is none.
+    /// for an empty series.
     pub fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! A redis-server for the benchmark, and what it reports about itself.
+//! A redis-server for the benchmark, and its own figures.
 //!
 //! The server listens on a free port of 127.0.0.1, saves nothing and lives in a temporary folder.
 //! Dropping its [`Server`], even in a panic, kills it by its process id. On Linux the kernel also

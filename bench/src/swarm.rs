@@ -39,7 +39,7 @@ pub trait Script {
     fn finished(&self) -> bool;
 }
 
-/// What the thread does while nothing has arrived.
+/// How the thread waits while nothing has arrived.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Idling {
     /// It sleeps, as most clients do. Latencies then include the time that the machine takes to

@@ -89,7 +89,8 @@ unsafe extern "C" fn load(io: *mut raw::RedisModuleIO, _version: c_int) -> *mut 
 }
 
 unsafe extern "C" fn rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
-    // SAFETY: the server passes a live key and a value of this type; the format stands for one string and one buffer.
+    // SAFETY: the server passes a live key and a value of this type; the format stands for one
+    // string and one buffer.
     unsafe {
         let owner = (*value.cast::<Held>()).owner();
         let (command, format) = (c"BARE.ACQUIRE".as_ptr(), c"sb".as_ptr());

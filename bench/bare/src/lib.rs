@@ -47,7 +47,7 @@ macro_rules! api {
 }
 pub(crate) use api;
 
-/// What a pair of commands does besides changing the key.
+/// The services that a pair of commands uses besides changing the key.
 #[derive(Clone, Copy)]
 struct Services {
     event: bool,
@@ -74,7 +74,8 @@ impl Services {
     ///
     /// The context and the strings are those of the command that runs.
     unsafe fn tell(self, ctx: *mut raw::RedisModuleCtx, change: &Change) {
-        // SAFETY: by the contract of this function; the format stands for one string and two buffers, which are passed.
+        // SAFETY: by the contract of this function; the format stands for one string and two
+        // buffers, which are passed.
         unsafe {
             api!(RedisModule_SignalModifiedKey, ctx, change.key);
             if self.verbatim {
@@ -123,7 +124,7 @@ pub(crate) unsafe fn bytes<'s>(string: *mut raw::RedisModuleString) -> &'s [u8] 
     }
 }
 
-/// Opens `key` to read and write. Returns its lock too: null if there is none.
+/// Opens `key` to read and write. Also returns its lock: null if the key holds no lock.
 ///
 /// # Safety
 ///
@@ -197,7 +198,8 @@ unsafe fn acquire(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut
     if !held.is_null() {
         return false;
     }
-    // SAFETY: by the contract of this function. The key takes the value over, and gives it to the type's `free` in the end.
+    // SAFETY: by the contract of this function. The key owns the value from now on, and passes it
+    // to the type's `free`.
     unsafe {
         let Some(new) = Held::new(bytes(owner)) else {
             return false;
@@ -214,7 +216,7 @@ unsafe fn acquire(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut
 ///
 /// As for [`acquire`].
 unsafe fn release(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut raw::RedisModuleString) -> bool {
-    // SAFETY: by the contract of this function. The value is not looked at after the key was deleted.
+    // SAFETY: by the contract of this function. The value is not read after the key was deleted.
     unsafe {
         if held.is_null() || (*held).owner() != bytes(owner) {
             return false;
@@ -254,8 +256,8 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
 ) -> c_int {
-    // SAFETY: `ctx` comes from Redis, the names are NUL-terminated and live for ever, and the function pointers are read
-    // after `Export_RedisModule_Init` has filled them.
+    // SAFETY: `ctx` comes from Redis, the names are NUL-terminated and static, and the function
+    // pointers are read after `Export_RedisModule_Init` has filled them.
     unsafe {
         let api_version = raw::REDISMODULE_APIVER_1 as c_int;
         if raw::Export_RedisModule_Init(ctx, MODULE_NAME.as_ptr(), MODULE_VERSION, api_version) != OK {

@@ -44,7 +44,7 @@ struct Arguments {
     clients: u16,
 }
 
-/// What a client waits for.
+/// The reply that a client waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Acquire,

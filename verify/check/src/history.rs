@@ -40,7 +40,7 @@ pub struct Key {
     pub permits: u32,
 }
 
-/// What a client requested.
+/// The request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// ACQUIRE, or the part of one key in a MACQUIRE.
@@ -103,8 +103,8 @@ pub enum Outcome {
     /// Nil.
     Nil,
     /// A number: the holds that are left, the holds that exist, or the milliseconds of lease that
-    /// are left. For a request that acquires many keys: the number of tokens received, if it differs
-    /// from the number of keys.
+    /// are left. For a request that acquires many keys: the number of tokens received, if it
+    /// differs from the number of keys.
     Number(u64),
     /// WAITING: the answer will arrive on a channel.
     Waiting,
@@ -116,7 +116,7 @@ pub enum Outcome {
     Refused,
     /// No answer: the effect is unknown.
     Unknown,
-    /// A waiting request was answered a second time, on its channel.
+    /// A second answer to a waiting request, on its channel.
     AnsweredTwice,
     /// The grant could not be delivered: the connection closed before it or in the same turn, or
     /// nothing listens to the channel. The server undoes such a grant, unless the lock left for
@@ -205,7 +205,7 @@ pub struct Violation {
     pub story: String,
 }
 
-/// What must hold in every history.
+/// A property of every correct history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
     /// Two owners never believe at the same time that they hold what only one can hold.
@@ -220,9 +220,9 @@ pub enum Rule {
     TokensRise,
     /// Requests are served in the order in which the server received them.
     FirstComeFirstServed,
-    /// An owner that was answered nil does not hold, and nil arrives in time.
+    /// An owner that got nil does not hold, and nil arrives in time.
     NilIsFinal,
-    /// Each wait is answered once.
+    /// Each wait gets exactly one answer.
     AnsweredOnce,
     /// A request that does not wait is granted a free lock.
     FreeIsGranted,

@@ -20,19 +20,6 @@
 //!
 //! Lines `Test: …` name tests of the module (`tests/`) that have to fail. A mutant that names tests
 //! but no fault changes only the server's own state, and no clients work on it.
-//!
-//! Clients work on a mutant while the wall clock steps, unless lines `Fault: …` in the head of its patch name other faults: then they do
-//! so once under each, and have to notice it under each, if need be at a second try that is longer. The rules ask for less where more goes wrong, and that shows whether what is left of
-//! them can fail. `Fault: each` stands for all that there are. A line `Worlds: no, …` says why the small worlds cannot notice a mutant of the
-//! core. What is wrong in the client is shown to what the processes of clients see.
-//!
-//! Lines `Rule: …` name rules: one of them has to be broken under each fault that a mutant has to be noticed under. Without such a line it may be any
-//! rule. That the server answers is no rule about locks, and counts only where a line names it.
-//!
-//! Lines `Lemma: …` name the step of the proof in docs/guarantees.md that the mutant breaks. Each step needs one.
-//!
-//! Lines `Test: …` name tests of the module that have to fail (`tests/`). What names tests and no fault is about a server's own state, and is
-//! shown to no clients.
 
 mod table;
 
@@ -85,7 +72,7 @@ pub struct Trial {
 pub struct Mutant {
     /// The name of its file, without the extension.
     pub name: String,
-    /// What is wrong, from the first line of the patch.
+    /// The first line of the patch, which says what is wrong.
     pub what: String,
     path: PathBuf,
     is_for_worlds: bool,

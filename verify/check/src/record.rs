@@ -9,15 +9,15 @@ use anyhow::{Context, Result};
 
 use crate::history::{Key, Operation};
 
-/// Everything that clients recorded, before anything is removed for the rules, and what was done to
-/// the servers.
+/// Everything that clients recorded, before anything is removed for the rules, and the faults
+/// of the servers.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     /// The locks.
     pub keys: Vec<Key>,
     /// The operations, in any order.
     pub operations: Vec<Operation>,
-    /// What was done to the servers: begin, end, and description.
+    /// The faults and pauses of the servers: begin, end, and description.
     pub spans: Vec<(u64, u64, &'static str)>,
 }
 

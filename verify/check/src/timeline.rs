@@ -5,11 +5,13 @@
 //! last request that renewed it. If the client releases by closing the connection of its session,
 //! the grace counts too, provided that connections are never lost by themselves.
 //!
-//! For waiters, a hold is *possible* from the answer to its request until its release was answered
-//! or its lease, counted from the last answer, expired. A request without an answer may be a hold,
-//! from the moment it was sent (if it waited: from shortly before the answer failed to arrive).
+//! For waiters, a hold is *possible* from the answer to its request until the answer to its
+//! release, or until its lease, counted from the last answer, expired. A request without an answer
+//! may be a hold, from the moment it was sent (if it waited: from shortly before the answer failed
+//! to arrive).
 //!
-//! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
+//! An owner makes one call at a time, so its calls in the order of their answers are the order in
+//! which they took effect.
 //!
 //! `owner.rs` has the known state of an owner. Each group of commands has a file: `asked.rs`
 //! (ACQUIRE), `given_up.rs` (RELEASE, and the end of a session), `kept.rs` (RELEASE with KEEP),
@@ -55,12 +57,12 @@ pub struct Timeline {
     pub grants: Vec<Grant>,
     /// Every addition to a hold that had to wait in the queue.
     pub additions: Vec<Addition>,
-    /// Every waiting request that was answered nil.
+    /// Every waiting request that got nil.
     pub denied: Vec<Denied>,
     /// One span per owner: from its first request that may have been granted until it can no longer
     /// have held.
     pub taken: Vec<Possible>,
-    /// Every request without a wait that was answered nil.
+    /// Every request without a wait that got nil.
     pub missed: Vec<Missed>,
     /// Every waiting request.
     pub waits: Vec<Wait>,

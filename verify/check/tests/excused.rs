@@ -1,5 +1,5 @@
 //! A fault excuses what it explains, and nothing more: histories of broken locks in the middle of
-//! faults, which a rule has to report. Also what the rules check for every kind of lock.
+//! faults, which a rule must report. Also rules that apply to every kind of lock.
 
 mod scripted;
 

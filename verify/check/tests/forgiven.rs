@@ -1,4 +1,4 @@
-//! Histories that break a guarantee of docs/guarantees.md and that a rule has to report. Each is a
+//! Histories that break a guarantee of docs/guarantees.md and that a rule must report. Each is a
 //! correct history with one thing changed; the correct one is checked too. And correct histories
 //! that look wrong.
 

@@ -1,7 +1,7 @@
 //! An engine on a keyspace in memory, and a replica that applies its effects.
 //!
 //! After every step, two owners never hold what only one can, no more permits are granted than
-//! exist, tokens rise, each waiter is answered once, and the replica has the same data as the
+//! exist, tokens rise, each waiter gets one answer, and the replica has the same data as the
 //! master.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -161,7 +161,7 @@ impl World {
             }
             self.answers.push((*ticket, answer.clone()));
             let is_first = self.waiting.remove(ticket) || self.answered_early.insert(*ticket);
-            assert!(is_first, "each waiter is answered once");
+            assert!(is_first, "a waiter gets two answers");
         }
     }
 

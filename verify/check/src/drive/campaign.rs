@@ -287,9 +287,9 @@ impl Campaign {
                 has_rested: false,
                 seed,
             };
-            let interruptions = match harm.make_until(until_us) {
+            let interruptions = match harm.run_until(until_us) {
                 Ok(interruptions) => interruptions,
-                // The server was not meant to end. What was recorded afterwards does not count.
+                // The server was not meant to end. Later records do not count.
                 Err(error) if has_ended(master) || has_ended(replica) => {
                     let story = format!("a server ended by itself: {error:#}");
                     violations.push(Violation { rule: Rule::ServerLives, story });

@@ -86,8 +86,8 @@ pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<u64> {
             // has not become the master. Meanwhile the other node waits for it.
             taken_over_us = None;
             if now_us() > attempt_ends_us {
-                // An earlier request would end the first attempt, which ends by itself if the other
-                // node does not agree.
+                // Only after the attempt has run out: another request would end it. It ends by
+                // itself if the other node does not agree.
                 here.call(&format!("CLUSTER FAILOVER {how}"));
                 attempt_ends_us = now_us() + ATTEMPT_US;
             }

@@ -18,7 +18,7 @@ pub enum Faults {
     Crashes,
     /// The server is suspended now and then, and connections are cut.
     Disconnects,
-    /// `kill -9` of the server, which restarts with what is on its disk, and with a clock that was
+    /// `kill -9` of the server, which restarts with the data on its disk, and with a clock that was
     /// set back.
     Kill,
     /// SIGSTOP and SIGCONT of the server.
@@ -60,7 +60,7 @@ pub enum Faults {
     /// The same with `FORCE`: the other nodes vote, but the master is not asked, and both may be
     /// masters for a moment.
     ClusterForce,
-    /// The same with `TAKEOVER`: no node is asked.
+    /// The same with `TAKEOVER`: the replica asks no other node.
     ClusterTakeover,
     /// Like [`Faults::Kill`], for the node of a cluster that has the slot.
     KillInCluster,
@@ -132,7 +132,7 @@ impl Faults {
         }
     }
 
-    /// What the server writes to its disk.
+    /// Which data the server writes to its disk.
     pub(super) fn disk(self) -> Disk {
         match self {
             Self::Crashes | Self::Kill | Self::KillInCluster | Self::SlotMovesAndKills => Disk::Always,

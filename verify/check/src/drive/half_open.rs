@@ -57,8 +57,8 @@ impl Network {
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 // The lock is held until the connection is registered. Otherwise `route_to` would
-                // not close it, and it would lead to a server that was killed and that is a master
-                // again until it is told which server to follow.
+                // not close it, and it would lead to a server that was killed and is a master again
+                // until it follows another one.
                 let server = server.lock().unwrap_or_else(PoisonError::into_inner);
                 // A server that is down refuses, and so does the network.
                 let _ = connect(client, *server, &wires);

@@ -138,7 +138,7 @@ const GONE_US: u64 = 2_000_000;
 
 impl Harm<'_> {
     /// Makes faults until a moment of the steady clock, and repairs everything at the end.
-    pub(super) fn make_until(mut self, until_us: u64) -> Result<Interruptions> {
+    pub(super) fn run_until(mut self, until_us: u64) -> Result<Interruptions> {
         let mut random = StdRng::seed_from_u64(self.seed);
         if self.faults == Faults::OutputBuffers {
             let mut control = Connection::open(self.master.address())?;
@@ -288,7 +288,7 @@ impl Harm<'_> {
     }
 }
 
-/// What happens to a server that Sentinels replace.
+/// The fate of a server that Sentinels replace.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
     /// It is killed.

@@ -1,5 +1,5 @@
-//! What a client does with its leases: it uses them up, renews them, abandons them, or comes back
-//! too late.
+//! How a client uses its leases: it keeps them to the end, renews them, abandons them, or comes
+//! back too late.
 
 use std::thread;
 use std::time::Duration;

@@ -159,7 +159,7 @@ pub fn take_over(replica: &mut Connection, highest_token: u64, violations: &mut 
     for (words, left) in GIVEN_UP {
         let outcome = replica.call(words);
         if outcome != Outcome::Number(*left) {
-            let story = format!("after a promotion, {words} was answered {outcome:?}; expected {left}");
+            let story = format!("after a promotion, the answer to {words} was {outcome:?}; expected {left}");
             violations.push(Violation { rule: Rule::HoldIsKept, story });
         }
     }

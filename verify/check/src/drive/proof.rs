@@ -34,7 +34,7 @@ pub(super) fn why_it_proves_nothing(faults: Faults, lasts: Duration, history: &H
     } else if has_processes && !asked().any(|one| one.owner >= FIRST_OWNER && is_granted(one)) {
         Some("no request of a process was granted, so the run proves nothing about stopped processes")
     } else if history.is_undisturbed && asked().all(|one| one.order == 0) {
-        Some("the server's order is unknown for every request, so the run proves nothing about it")
+        Some("every request has an unknown order, so the run proves nothing about the order")
     } else {
         None
     }

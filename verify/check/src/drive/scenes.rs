@@ -1,4 +1,4 @@
-//! What a client does with more than one connection, or more than one key.
+//! Scenes of a client that need more than one connection or key.
 
 use std::thread;
 use std::time::Duration;

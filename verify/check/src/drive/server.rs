@@ -26,7 +26,7 @@ pub struct Program {
     pub server: PathBuf,
     /// The module to load.
     pub module: PathBuf,
-    /// What the server writes to its disk.
+    /// Which data the server writes to its disk.
     pub disk: Disk,
     /// Whether clients get lost while they wait. Each of them costs a fair lock its grace, so that
     /// is short then.
@@ -45,14 +45,14 @@ impl Program {
     }
 }
 
-/// What a server writes to its disk.
+/// Which data a server writes to its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
     /// Nothing.
     None,
     /// Everything that it has answered (`appendfsync always`).
     Always,
-    /// What it has done, at most a second later, on a disk that can be filled. While that is full,
+    /// All changes, at most a second later, on a disk that can be filled. While that is full,
     /// the server stays up and refuses to write. Where no file system can be mounted, the disk is
     /// shared, and "full" means that none of the server's files may grow.
     Small,

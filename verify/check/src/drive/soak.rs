@@ -181,7 +181,7 @@ pub fn slowdown(samples: &[Sample]) -> Option<f64> {
 /// both.
 fn latency(control: &mut Connection) -> Result<(f64, f64, f64)> {
     const PAIRS: [[&str; 2]; 2] =
-        [["PING", "PING"], ["RLOCK.ACQUIRE timed somebody PX 60000", "RLOCK.RELEASE timed somebody"]];
+        [["PING", "PING"], ["RLOCK.ACQUIRE timed owner PX 60000", "RLOCK.RELEASE timed owner"]];
     let mut took_us = [Vec::with_capacity(TIMED), Vec::with_capacity(TIMED)];
     for _ in 0..TIMED {
         for (pair, took_us) in PAIRS.iter().zip(&mut took_us) {

@@ -64,7 +64,7 @@ impl Subscriber {
         self.address
     }
 
-    /// The answer to the request with an id, or `None` if there is none yet.
+    /// The answer to the request with an id; `None` if it has not arrived yet.
     ///
     /// # Errors
     ///

@@ -88,8 +88,8 @@ impl Worker {
         }
     }
 
-    /// Sends a request to be answered on a channel without a subscriber, and another request behind
-    /// it. The second one must get the lock.
+    /// Sends a request whose channel has no subscriber, and another one behind it. The second one
+    /// must get the lock.
     pub(super) fn wait_without_a_subscriber(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {

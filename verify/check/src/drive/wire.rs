@@ -15,7 +15,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(40);
 /// How many redirections a request follows before the next one counts as its answer.
 const MOST_REDIRECTIONS: u32 = 5;
 
-/// Microseconds of this machine's steady clock, the same in all processes.
+/// Microseconds of this machine's steady clock, which all processes share.
 #[must_use]
 pub fn now_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -95,7 +95,8 @@ impl Connection {
         Ok(self.inner.send_packed_command(&command(words).get_packed_command())?)
     }
 
-    /// Sends two commands in one packet: the second has arrived when the first is answered.
+    /// Sends two commands in one packet: the second has arrived when the answer to the first is
+    /// sent.
     ///
     /// # Errors
     ///

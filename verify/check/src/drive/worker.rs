@@ -18,9 +18,9 @@ use super::subscriber::{Subscriber, Subscribes};
 use super::wire::{Connection, as_grant, now_us};
 use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
 
-/// A lease that no hold is meant to outlive.
+/// A lease that is not meant to expire during a hold.
 pub(super) const LONG_LEASE_MS: u64 = 60_000;
-/// A wait that no request is meant to outlast.
+/// A wait that is not meant to run out.
 pub(super) const LONG_WAIT_MS: u64 = 8_000;
 
 /// How many owners that have released their hold are remembered, and how often one of them checks

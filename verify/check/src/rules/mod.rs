@@ -39,7 +39,7 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
     }
 }
 
-/// Each waiting request is answered once.
+/// Each waiting request gets exactly one answer.
 fn check_answers(history: &History, violations: &mut Vec<Violation>) {
     for one in history.operations.iter().filter(|one| one.outcome == Outcome::AnsweredTwice) {
         let Operation { owner, sent_us, .. } = one;

@@ -34,9 +34,9 @@ fn excludes(key: &Key, one: &Belief, other: &Grant) -> bool {
     }
 }
 
-/// Across all keys, no token is given twice, and a grant that was answered before another request
-/// was sent has the lower token. While a server takes over, the old one may still grant for a
-/// moment: the two may give the same token in the same microsecond, to two keys.
+/// Across all keys, no token is given twice, and a grant that its client knew before another
+/// request was sent has the lower token. While a server takes over, the old one may still grant for
+/// a moment: the two may give the same token in the same microsecond, to two keys.
 pub(super) fn check(grants: &mut [(u32, Grant)], takeovers: &[Possible], violations: &mut Vec<Violation>) {
     let may_be_of_two_servers =
         |grant: &Grant| takeovers.iter().any(|it| (it.from_us..=it.until_us).contains(&grant.answered_us));

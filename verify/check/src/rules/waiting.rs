@@ -31,7 +31,7 @@ pub(super) fn check(key: &Key, timeline: &Timeline, pauses: &[Possible], violati
     }
 }
 
-/// A request that does not wait is answered nil only if another owner may have a part of the lock,
+/// A request that does not wait gets nil only if another owner may have a part of the lock,
 /// or the server grants nothing.
 pub(super) fn check_missed(key: &Key, timeline: &Timeline, pauses: &[Possible], violations: &mut Vec<Violation>) {
     let mut taken = timeline.taken.clone();

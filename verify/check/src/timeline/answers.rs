@@ -2,7 +2,7 @@
 
 use crate::history::{Call, Operation, Outcome, Rule, Violation};
 
-/// Where nothing fails, every request is answered, and only its own owner ends it.
+/// Where nothing fails, every request gets an answer, and only its own owner ends it.
 pub(super) fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
     for (at, one) in of_owner.iter().enumerate() {
         let ends = |(other_at, other): (usize, &Operation)| {

@@ -45,7 +45,7 @@ impl Owner<'_> {
                     violations.push(Violation { rule: Rule::NilIsFinal, story });
                 }
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
-                // A waiter is answered at once, or its connection is lost.
+                // The server answers a waiter at once, or its connection is lost.
                 let from_us = block_ms.map_or(0, |_| one.answered_us.saturating_sub(SLACK_US)).max(one.sent_us);
                 timeline.may_be_held(from_us, until_us);
                 self.held.iter_mut().flatten().for_each(|held| held.is_unsure = true);
@@ -103,8 +103,8 @@ impl Owner<'_> {
         let possible_until_us = one.answered_us + lease_ms * US_PER_MS;
         let order = self.asked.take().unwrap_or(one.order);
         let others = self.held.iter().enumerate().filter(|(mode, _)| *mode != one.mode as usize);
-        // An owner whose lease expired before it asked passes nobody. A request without an answer
-        // may have prolonged it.
+        // An owner whose lease expired before it asked passes no waiter. A request without an
+        // answer may have prolonged it.
         let differ_us = self.circumstances.clocks_differ_us;
         let may_last = |held: &Held| held.possible_until_us.saturating_add(differ_us) >= one.sent_us;
         let is_unsure = self.unanswered_us.is_some();

@@ -94,7 +94,7 @@ pub(super) struct Owner<'h> {
     pub(super) held: [Option<Held>; 4],
     /// The lock that it keeps closed, after it ended its hold with KEEP.
     pub(super) kept: Option<Held>,
-    /// The order of its first request that waits or keeps a place, until that is answered.
+    /// The order of its first request that waits or keeps a place, until its answer arrives.
     pub(super) asked: Option<u64>,
     /// When it first sent a request that got no answer. The answer to a later request may report
     /// that grant.

@@ -1,4 +1,4 @@
-//! What the timeline knows about one key: spans of time, and requests that got nothing.
+//! The content of the timeline of one key: spans of time, and requests that got nothing.
 
 use crate::history::Mode;
 
@@ -58,18 +58,18 @@ pub struct Wait {
     pub owner: u64,
     /// When it was sent.
     pub sent_us: u64,
-    /// When it was answered.
+    /// When its answer arrived.
     pub answered_us: u64,
 }
 
-/// A request without a wait that was answered nil.
+/// A request without a wait that got nil.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missed {
     /// The owner that asked.
     pub owner: u64,
     /// When it was sent.
     pub sent_us: u64,
-    /// When it was answered.
+    /// When its answer arrived.
     pub answered_us: u64,
     /// Number of holds or permits requested.
     pub count: u32,
@@ -84,7 +84,7 @@ pub struct Addition {
     pub order: u64,
 }
 
-/// A waiting request that was answered nil.
+/// A waiting request that got nil.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied {
     /// The owner that waited.
@@ -102,6 +102,6 @@ pub struct Overlooked {
     pub owner: u64,
     /// When it was sent.
     pub sent_us: u64,
-    /// When CANCEL was answered.
+    /// When CANCEL's answer arrived.
     pub until_us: u64,
 }

@@ -22,7 +22,11 @@ fn free_lock_is_granted_without_a_wait() {
         assert_eq!(history(is_held_at_ms, true).broken(), [], "at {is_held_at_ms} ms");
     }
     for is_undisturbed in [true, false] {
-        assert_eq!(history(102, is_undisturbed).broken(), [Rule::FreeIsGranted], "its release was answered before");
+        assert_eq!(
+            history(102, is_undisturbed).broken(),
+            [Rule::FreeIsGranted],
+            "the answer to its release came before"
+        );
     }
     let lapsed = |at_ms, is_undisturbed| {
         let mut history = Scripted::mutex()

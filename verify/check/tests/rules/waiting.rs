@@ -23,7 +23,7 @@ fn nil_is_final_and_comes_in_time() {
     assert_eq!(history(5000, 0).broken(), [Rule::NilIsFinal], "late");
     let mut paused = history(5000, 0);
     paused.0.pauses.push(Possible { from_us: 15_000, until_us: 4_900_000 });
-    assert_eq!(paused.broken(), [], "the server answered nobody during the pause");
+    assert_eq!(paused.broken(), [], "the server answered no client during the pause");
     paused = history(5000, 0);
     paused.0.pauses.push(Possible { from_us: 15_000, until_us: 4_900_000 });
     paused.0.waits_end_in_pauses = true;
@@ -138,7 +138,7 @@ fn lost_answer_to_a_waiter_excuses_only_the_moments_before_it() {
 }
 
 /// Owner 1 holds; owner 2 waits, and cancels its wait.
-fn taken_back(ended: u64, then: Outcome, released_ms: u64) -> Vec<Rule> {
+fn cancelled(ended: u64, then: Outcome, released_ms: u64) -> Vec<Rule> {
     Scripted::mutex()
         .granted(1, ALONE, 10, 5)
         .call(2, ALONE, 30, 31, Call::Cancel { is_waiting: true }, Outcome::Number(ended))
@@ -149,15 +149,15 @@ fn taken_back(ended: u64, then: Outcome, released_ms: u64) -> Vec<Rule> {
 
 #[test]
 fn cancelled_request_is_not_answered_again() {
-    assert_eq!(taken_back(1, Outcome::Unblocked, 40), []);
-    assert_eq!(taken_back(1, Outcome::Granted(6), 40), [Rule::CancelEndsWaits]);
-    assert!(taken_back(1, Outcome::Nil, 40).contains(&Rule::CancelEndsWaits));
+    assert_eq!(cancelled(1, Outcome::Unblocked, 40), []);
+    assert_eq!(cancelled(1, Outcome::Granted(6), 40), [Rule::CancelEndsWaits]);
+    assert!(cancelled(1, Outcome::Nil, 40).contains(&Rule::CancelEndsWaits));
 }
 
 #[test]
 fn waiting_request_can_be_cancelled() {
-    assert_eq!(taken_back(0, Outcome::Granted(6), 40), [Rule::CancelEndsWaits]);
-    assert_eq!(taken_back(0, Outcome::Granted(6), 25), [], "it may have been granted before");
+    assert_eq!(cancelled(0, Outcome::Granted(6), 40), [Rule::CancelEndsWaits]);
+    assert_eq!(cancelled(0, Outcome::Granted(6), 25), [], "it may have been granted before");
 }
 
 /// The connection of a waiting request has closed: the waiter behind it is next.

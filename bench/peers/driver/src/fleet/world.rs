@@ -61,7 +61,7 @@ impl Keyspace for Open<'_> {
     }
 }
 
-/// The costs of the engine, and what it sent.
+/// The costs of the engine, and the bytes that it sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Costs {
     /// The time in the engine.

@@ -10,8 +10,8 @@ import org.apache.curator.framework.recipes.locks.Lease;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
 /**
- * Curator's recipes on ZooKeeper, with one framework per process, as documented. The driver's lease is
- * the session timeout, after which ZooKeeper frees the locks of a dead process.
+ * Curator's recipes on ZooKeeper, with one framework per process, as documented. The driver's lease
+ * is the session timeout, after which ZooKeeper frees the locks of a dead process.
  */
 final class CuratorLocks implements Locks {
     private static final int CONNECTION_TIMEOUT_MS = 15_000;

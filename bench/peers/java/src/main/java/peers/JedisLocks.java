@@ -12,8 +12,8 @@ import redis.clients.jedis.util.SafeEncoder;
 
 /**
  * rlock without a dedicated client: its commands with Jedis, and waits with BLOCK. As in
- * docs/clients.md, each acquisition has its own owner and says ONCE, and each waiting client has its
- * own connection.
+ * docs/clients.md, each acquisition has its own owner and says ONCE, and each waiting client has
+ * its own connection.
  */
 final class JedisLocks implements Locks {
     /** How much longer than BLOCK the client waits for the answer. */

@@ -16,7 +16,8 @@ import java.util.concurrent.locks.LockSupport;
 /**
  * Runs the clients, each in a thread, and records what each of them did. It calculates nothing.
  *
- * <p>System.nanoTime is CLOCK_MONOTONIC on Linux, so the times compare with those of other processes.
+ * <p>System.nanoTime is CLOCK_MONOTONIC on Linux, so the times compare with those of other
+ * processes.
  */
 public final class Main {
     private static final int WARM_UPS = 20;
