@@ -58,8 +58,8 @@ fn two_waiters_in_one_name() {
     thread::sleep(SECOND * 5);
     let made = requests() - before;
     assert!(made < 10, "{made} requests in 5 s");
-    let told = older.join().expect("no panic").err().expect("it was refused");
-    assert_eq!(told.code(), Some("SUPERSEDED"));
+    let refusal = older.join().expect("no panic").err().expect("it was refused");
+    assert_eq!(refusal.code(), Some("SUPERSEDED"));
     ask::<i64>("RLOCK.RELEASE in-one-name holder");
     drop(newer.join().expect("no panic").expect("an answer").expect("it was freed"));
     assert_free("in-one-name");
