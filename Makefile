@@ -164,7 +164,7 @@ check-worlds: ## Try every order of steps in small worlds beside oracles: at lea
 check-mutants: ## Build the module with each fault of verify/check/mutants, and write down which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
-	$(CHECK) mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
+	$(CHECK) mutants --server $(SERVER) --write docs/internals/coverage.md $(NAMES)
 
 test-patched: ## Check that tests notice a module that ignores new replicas, and that a panic loses no change
 	@$(NEED) build server
