@@ -45,7 +45,7 @@ REV          ?= HEAD
 SECTIONS     ?= uncontended handover
 CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
-SIZING       ?= docs/operations.md
+SIZING       ?= docs/operations/capacity.md
 
 # What a target needs installed: to build, and for most of them a server.
 NEEDS         = build
@@ -268,7 +268,7 @@ bench-peers: ## Measure the module beside other locks, and write docs/benchmarks
 	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
-bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations.md
+bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations/capacity.md
 	@$(NEED) build
 	cargo build --release --package rlock-bench-peers --bin bench-fleet
 	target/release/bench-fleet $(SIZING:%=--page %)
