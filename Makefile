@@ -100,6 +100,7 @@ uninstall: ## Remove what `make install` installed
 deb: build ## Build the Debian package in target/debian/: module, configuration, command line tool, manual; REVISION=2
 	cargo build --release --package rlock-cli
 	cargo run --quiet --package rlock-cli --example generate -- target/generated
+	./scripts/package-docs target/generated/doc
 	$(TOOLS) cargo-deb --package rlock-cli --no-build --strip --maintainer "$(MAINTAINER)" --deb-revision $(REVISION) --output $(DEBS)/
 
 ##@ Develop
