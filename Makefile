@@ -48,7 +48,7 @@ REV          ?= HEAD
 SECTIONS     ?= uncontended handover
 CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
-SIZING       ?= docs/operations.md
+SIZING       ?= docs/operations/capacity.md
 
 # What a target needs installed: the tools to build, and for most targets a server.
 NEEDS         = build
@@ -103,6 +103,7 @@ uninstall: ## Remove what `make install` installed
 deb: build ## Build the Debian package in target/debian/: module, configuration, command line tool, manual; REVISION=2
 	cargo build --release --package rlock-cli
 	cargo run --quiet --package rlock-cli --example generate -- target/generated
+	./scripts/package-docs target/generated/doc
 	$(TOOLS) cargo-deb --package rlock-cli --no-build --strip --maintainer "$(MAINTAINER)" --deb-revision $(REVISION) --output $(DEBS)/
 
 ##@ Develop
@@ -167,7 +168,7 @@ check-worlds: ## Try every order of steps in small worlds, at least STATES state
 check-mutants: ## Build the module with each fault of verify/check/mutants, and record which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
-	$(CHECK) mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
+	$(CHECK) mutants --server $(SERVER) --write docs/internals/coverage.md $(NAMES)
 
 test-patched: ## Check that tests notice a module that ignores new replicas, and that a panic loses no change
 	@$(NEED) build server
@@ -272,7 +273,7 @@ bench-peers: ## Measure the module beside other locks, and write docs/benchmarks
 	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
-bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations.md
+bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations/capacity.md
 	@$(NEED) build
 	cargo build --release --package rlock-bench-peers --bin bench-fleet
 	target/release/bench-fleet $(SIZING:%=--page %)

@@ -1,4 +1,4 @@
-//! Who may do what: the table in docs/operations.md, tried by somebody who tries to do more.
+//! Who may do what: the table in docs/operations/acl.md, tried by somebody who tries to do more.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ fn quoted(cell: &str) -> impl Iterator<Item = String> {
 }
 
 fn rows() -> Vec<Row> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations/acl.md");
     let text = fs::read_to_string(path).expect("the operator's page");
     let table = text.lines().skip_while(|line| *line != "| command | its keys | category |").skip(2);
     table

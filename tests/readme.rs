@@ -7,7 +7,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::support::{CLIENT_PROMPT, TOOL_PROMPT, blocks, pages, run_every_session};
 
@@ -64,6 +65,62 @@ fn the_targets_of_make_in_the_documents_are_there() {
         }
     }
     assert!(found >= 20, "the pages name {found} targets");
+}
+
+/// A page without its fenced blocks and without code in backquotes.
+fn prose(page: &str) -> String {
+    let outside_fences = page.split("```").step_by(2).collect::<String>();
+    outside_fences.split('`').step_by(2).collect::<Vec<_>>().join("``")
+}
+
+/// The anchors of a page's headings, as GitHub makes them.
+fn anchors(page: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(page).expect("a readable page");
+    let text = text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n");
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let anchor = |heading: &str| {
+        let kept = |letter: &char| letter.is_alphanumeric() || [' ', '-', '_'].contains(letter);
+        heading.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
+}
+
+/// The links of pages that lead to no file or to no heading, and the number of all links.
+fn broken_links(pages: &[PathBuf]) -> (Vec<String>, usize) {
+    let (mut broken, mut count) = (Vec::new(), 0);
+    for page in pages {
+        let text = prose(&fs::read_to_string(page).expect("a readable page"));
+        let addresses = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for address in addresses.filter(|address| !address.contains("://")) {
+            count += 1;
+            let (file, anchor) = address.split_once('#').unwrap_or((address, ""));
+            let file = if file.is_empty() { page.clone() } else { page.with_file_name(file) };
+            if !file.exists() || !(anchor.is_empty() || anchors(&file).contains(anchor)) {
+                broken.push(format!("{}: {address}", page.display()));
+            }
+        }
+    }
+    (broken, count)
+}
+
+#[test]
+fn links_of_the_documents_lead_to_files_and_headings() {
+    let more = ["CHANGELOG.md", "SECURITY.md"].map(PathBuf::from);
+    let (broken, count) = broken_links(&[pages(root()), more.to_vec()].concat());
+    assert!(broken.is_empty(), "{broken:#?}");
+    assert!(count >= 200, "the pages have {count} links");
+}
+
+#[test]
+fn links_of_the_packaged_documents_lead_to_packaged_files() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let status = Command::new("scripts/package-docs").arg(folder.path()).status();
+    assert!(status.is_ok_and(|status| status.success()));
+    let packaged = |page: PathBuf| folder.path().join(page.strip_prefix("docs").expect("a page of docs/"));
+    let docs: Vec<_> = pages(root()).into_iter().filter(|page| page.starts_with("docs")).map(packaged).collect();
+    let (broken, count) = broken_links(&docs);
+    assert!(broken.is_empty(), "{broken:#?}");
+    assert!(count >= 150, "the packaged pages have {count} links");
 }
 
 #[test]

@@ -29,7 +29,7 @@ impl<F: Family> Command for Acquire<F> {
         access: Access::Write,
         keys: KeyArguments::First,
         summary: c"Acquires a lock for an owner, at once or after waiting, and returns its fencing token.",
-        complexity: c"O(1) without waiters on the key, O(log N) with N of them",
+        complexity: c"O(log M) with M locks held on the server, plus O(log N) if it waits, with N waiters on the key",
         arguments: || arguments_of_hold::<F>(F::ACQUIRE_OPTIONS),
     };
 

@@ -18,7 +18,7 @@ impl Command for Apply {
         arity: -3,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Internal: applies what a master decided. Refused from clients.",
+        summary: c"Internal: applies a decision of the master. Refused from clients.",
         complexity: c"O(1)",
         arguments: Vec::new,
     };

@@ -27,8 +27,8 @@ impl<F: Family> Command for Info<F> {
         arity: -2,
         access: Access::Read,
         keys: KeyArguments::First,
-        summary: c"Tells who holds a lock, with which tokens and leases, and how many wait.",
-        complexity: c"O(N) with N holders shown, 1000 at most",
+        summary: c"Returns the holders of a lock, their fencing tokens and leases, and the number of waiters.",
+        complexity: c"O(H) with H holders shown, 1000 at most",
         arguments: || with_options(Vec::new(), OPTIONS),
     };
 

@@ -30,7 +30,8 @@ impl Command for Acquire {
         access: Access::Write,
         keys: KeyArguments::Counted,
         summary: c"Acquires several locks for an owner in one step, all or none, and returns their fencing tokens.",
-        complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
+        complexity:
+            c"O(K log M) with K keys and M locks held on the server, plus O(K log N) with N waiters on the keys",
         arguments: || with_options(vec![owner_argument()], Mutex::ACQUIRE_OPTIONS),
     };
 
@@ -57,8 +58,9 @@ impl Command for Release {
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
-        summary: c"Gives one hold of each key back, all or none, and returns the holds left of each.",
-        complexity: c"O(K) with K keys, O(K log N) with N waiters on them",
+        summary: c"Releases each key once, all or none, and returns the holds left of each.",
+        complexity:
+            c"O(K log M) with K keys and M locks held on the server, plus O(K log N) with N waiters on the keys",
         arguments: || with_options(vec![owner_argument()], RELEASE_OPTIONS),
     };
 
@@ -97,7 +99,7 @@ impl Command for Renew {
         arity: -4,
         access: Access::Write,
         keys: KeyArguments::Counted,
-        summary: c"Gives the hold of each key a new lease, all or none, and returns the smallest lease left.",
+        summary: c"Extends the lease of each key, all or none, and returns the shortest lease left in milliseconds.",
         complexity: c"O(K) with K keys",
         arguments: || with_options(vec![owner_argument()], RENEW_OPTIONS),
     };

@@ -25,8 +25,8 @@ impl<F: Family> Command for Pttl<F> {
         arity: -2,
         access: Access::Read,
         keys: KeyArguments::First,
-        summary: c"Returns the milliseconds until the last lease expires, or that of a hold; -2 if there is none.",
-        complexity: c"O(1)",
+        summary: c"Returns the milliseconds left of the longest lease, or of the hold with a fencing token; -2 if there is none.",
+        complexity: c"O(1); O(log H) for a lock that H owners may hold together",
         arguments: || with_options(Vec::new(), OPTIONS),
     };
 

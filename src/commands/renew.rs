@@ -19,8 +19,7 @@ impl<F: Family> Command for Renew<F> {
         arity: -words_of_hold::<F>(),
         access: Access::Write,
         keys: KeyArguments::First,
-        summary:
-            c"Gives a hold a new lease, which never ends earlier than the old one, and returns what is left of it.",
+        summary: c"Extends the lease of a hold and returns the milliseconds left. It never shortens the lease.",
         complexity: c"O(1)",
         arguments: || arguments_of_hold::<F>(RENEW_OPTIONS),
     };

@@ -24,8 +24,8 @@ impl Command for Top {
         arity: -1,
         access: Access::Read,
         keys: KeyArguments::None,
-        summary: c"Lists the locks that most clients wait for, of all databases, and who holds them.",
-        complexity: c"O(N log N) with N locks that are waited for, of which it looks at about 5000",
+        summary: c"Lists the locks with the most waiting clients, in all databases, and their holders.",
+        complexity: c"O(N log N) with N locks that have waiters, about 5000 at most",
         arguments: || with_options(Vec::new(), OPTIONS),
     };
 

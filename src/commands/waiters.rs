@@ -26,7 +26,7 @@ impl<F: Family> Command for Waiters<F> {
         arity: -2,
         access: Access::Read,
         keys: KeyArguments::First,
-        summary: c"Lists who waits for a lock, in the order in which they are served.",
+        summary: c"Lists the waiters of a lock in the order of the queue.",
         complexity: c"O(N) with N waiters shown",
         arguments: || with_options(Vec::new(), OPTIONS),
     };

@@ -52,7 +52,7 @@ pub fn pages(root: &Path) -> Vec<PathBuf> {
         pages.sort();
         pages
     };
-    let rest = [folder("docs"), folder("docs/commands"), folder("docs/internals")].concat();
+    let rest = ["docs", "docs/guides", "docs/commands", "docs/operations", "docs/internals"].map(folder).concat();
     [root.join("README.md"), root.join("CONTRIBUTING.md")].into_iter().chain(rest).collect()
 }
 

@@ -1,4 +1,4 @@
-//! What one server can carry, from the figures of the comparison: for `docs/operations.md`.
+//! What one server can carry, from the figures of the comparison: for `docs/operations/capacity.md`.
 
 use std::fmt::Write;
 
