@@ -20,8 +20,8 @@ impl Command for Drain {
         arity: -3,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Acquires all permits that are free and returns how many; 0 if there are none, or if somebody waits.",
-        complexity: c"O(1)",
+        summary: c"Acquires all free permits and returns how many; 0 if none is free or a request waits.",
+        complexity: c"O(log H) with H owners that hold permits",
         arguments: || with_options(vec![owner_argument()], OPTIONS),
     };
     const IS_DANGEROUS: bool = true;

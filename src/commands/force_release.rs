@@ -1,4 +1,4 @@
-//! `RLOCK.FORCERELEASE key [TOKEN t]`, for a lock of any kind
+//! `RLOCK.FORCERELEASE key [TOKEN t]`, for a lock of any kind.
 
 use std::marker::PhantomData;
 
@@ -20,8 +20,8 @@ impl<F: Family> Command for ForceRelease<F> {
         arity: -2,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Takes the lock from whoever holds it, or from the hold with the given fencing token.",
-        complexity: c"O(1) without waiters on the key, O(log N) with N of them",
+        summary: c"Ends all holds of a lock, or only the hold with the given fencing token.",
+        complexity: c"O(log M) with M locks held on the server, plus O(log N) for each waiter that is granted, with N waiters on the key",
         arguments: || with_options(Vec::new(), OPTIONS),
     };
     const IS_DANGEROUS: bool = true;

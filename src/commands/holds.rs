@@ -18,7 +18,7 @@ impl<F: Family> Command for Holds<F> {
         arity: words_of_hold::<F>(),
         access: Access::Read,
         keys: KeyArguments::First,
-        summary: c"Returns how often an owner holds a lock, 0 if it does not.",
+        summary: c"Returns how many times an owner holds a lock, 0 if it does not.",
         complexity: c"O(1)",
         arguments: || arguments_of_hold::<F>(&[]),
     };

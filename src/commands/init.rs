@@ -17,7 +17,7 @@ impl Command for Init {
         arity: -3,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Makes a semaphore with a number of permits, unless there is one; returns whether it did. With IDLE it is deleted after that time without holders and waiters.",
+        summary: c"Makes a semaphore and returns 1, or 0 if it exists. With IDLE, the server deletes it after that time without holders and waiters.",
         complexity: c"O(1)",
         arguments: || with_options(vec![permits_argument()], OPTIONS),
     };

@@ -1,5 +1,6 @@
-//! `RLOCK.RELEASE key owner [REQ id] [KEEP ms] [TOKEN t]`; on a read-write lock with `READ|WRITE` and without KEEP, on a semaphore with
-//! `[PERMITS n]` and without KEEP
+//! `RLOCK.RELEASE key owner [REQ id] [KEEP ms] [TOKEN t]`
+//!
+//! A read-write lock adds `READ|WRITE` and a semaphore `[PERMITS n]`; neither has KEEP.
 
 use std::marker::PhantomData;
 
@@ -20,8 +21,8 @@ impl<F: Family> Command for Release<F> {
         arity: -words_of_hold::<F>(),
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Gives one hold back and returns the holds left; at 0 the next waiter gets the lock.",
-        complexity: c"O(1) without waiters on the key, O(log N) with N of them",
+        summary: c"Releases a lock once and returns the holds left; at 0 the server grants it to the next waiter.",
+        complexity: c"O(log M) with M locks held on the server, plus O(log N) for each waiter that is granted, with N waiters on the key",
         arguments: || arguments_of_hold::<F>(F::RELEASE_OPTIONS),
     };
 

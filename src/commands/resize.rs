@@ -15,8 +15,8 @@ impl Command for Resize {
         access: Access::Write,
         keys: KeyArguments::First,
         summary:
-            c"Gives a semaphore another number of permits and returns how many are free, negative if more are in use.",
-        complexity: c"O(N) with N waiters on the key",
+            c"Changes the number of permits of a semaphore and returns how many are free, negative if more are in use.",
+        complexity: c"O(1) without waiters on the key, O(N) with N waiters",
         arguments: || vec![permits_argument()],
     };
     const IS_DANGEROUS: bool = true;

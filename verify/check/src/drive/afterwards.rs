@@ -17,7 +17,7 @@ use crate::timeline::SLACK_US;
 const UNHEARD: Duration = Duration::from_millis(2_500);
 
 /// What a server never logs while all is well.
-const BAD_NEWS: [&str; 4] = ["rlock caught a bug", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+const BAD_NEWS: [&str; 4] = ["rlock: internal error", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
 
 /// What a replica logs that has not what its master has, or a server whose file says something else than was done.
 const DIFFERS: &str = "could not be applied";
