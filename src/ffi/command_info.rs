@@ -75,7 +75,7 @@ pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &Com
     let mut key_specs = match spec.keys {
         KeyArguments::None => Vec::new(),
         KeyArguments::First => vec![key_spec(spec.access, spec.keys)],
-        KeyArguments::Counted => vec![way_to_first_key(spec.access), key_spec(spec.access, spec.keys)],
+        KeyArguments::Counted => vec![route_by_first_key(spec.access), key_spec(spec.access, spec.keys)],
     };
     key_specs.push(zeroed_key_spec());
     let mut nested = Vec::new();
@@ -142,7 +142,7 @@ fn key_spec(access: Access, keys: KeyArguments) -> raw::RedisModuleCommandKeySpe
 
 /// The key spec by which a cluster routes a command with `numkeys`: for routing, the server reads
 /// only key specs of type range. With the flag NOT_KEY it has no other effect.
-fn way_to_first_key(access: Access) -> raw::RedisModuleCommandKeySpec {
+fn route_by_first_key(access: Access) -> raw::RedisModuleCommandKeySpec {
     let mut spec = key_spec(access, KeyArguments::First);
     spec.bs.index.pos = 2;
     spec.flags |= u64::from(raw::REDISMODULE_CMD_KEY_NOT_KEY);
