@@ -146,7 +146,8 @@ pub(crate) fn limits(may_grant: MayGrant) -> Limits {
     }
 }
 
-/// What is wrong with the settings, if they let two owners hold a lock after a restart or failover.
+/// Describes the contradiction in settings that let two owners hold a lock after a restart or
+/// failover.
 pub(crate) fn contradiction(ping_period_s: Option<u64>) -> Option<String> {
     const MARGIN_MS: u64 = 1000;
     let lag_ms = match quarantine_after() {

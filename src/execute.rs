@@ -93,8 +93,8 @@ pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
     wake(&mut out);
 }
 
-/// Takes the next offer of several keys, from a command or from a job of the timer. `false` if
-/// there is none.
+/// Takes the next offer of several keys, from a command or from a job of the timer. Returns whether
+/// there was an offer.
 pub(crate) fn run_offer(ctx: Ctx<'_>) -> bool {
     take_next_offer(ctx, Trigger::Timer, |_| true)
 }
@@ -104,7 +104,7 @@ pub(crate) fn run_offer(ctx: Ctx<'_>) -> bool {
 /// In a cluster `key` must be in the slot of the command. From Redis 7.4 and Valkey 8.0 on, the
 /// server assumes that every key of a running command is in the command's slot (`getKeySlot`). It
 /// would look for a key of another slot in the wrong place, and create it there. The database must
-/// be the same, because a command that selects another database leaves its client in that database.
+/// not change: a command that selects another database leaves its client in that database.
 fn may_also_open(db: u32, names: &[Arg<'_>], key: KeyRef<'_>) -> bool {
     let is_in_slot = |name: &Arg<'_>| slot_of(name.bytes()) == slot_of(key.name);
     key.db == db && (!server::is_cluster() || names.first().is_some_and(is_in_slot))

@@ -47,7 +47,7 @@ struct Asked {
     again: Option<Again>,
 }
 
-/// A request was sent again, and was answered or waits. Messages of its earlier waits are dropped.
+/// A request that a client sent again. Messages of its earlier waits are dropped.
 struct Again {
     /// Earlier messages than this number are dropped.
     from: u64,
@@ -138,8 +138,8 @@ pub(crate) fn post(told: Told, notice: Notice) {
     turn::expect_more();
 }
 
-/// A request was answered, or waits under `ticket`. If it was sent before, messages of its earlier
-/// waits are dropped: the client could take them for the answer to this one.
+/// A request got its answer, or waits under `ticket`. Drops the messages of its earlier waits, if a
+/// client sent it before: the client could take them for the answer to this one.
 pub(crate) fn sent_again(channel: Channel, id: u64, ticket: Option<u64>) {
     with(|notices| {
         let from = notices.posted.saturating_add(1);

@@ -8,7 +8,7 @@
 //! *visits* each slot: it checks the slot's channels until it finds one with a listener. That is
 //! nearly always the first one, because a slot that moves leaves no subscription behind. A channel
 //! that has lost its listeners ends its waits. Each visit continues where the last visit of the
-//! slot ended. So if some clients have subscribed again already, a later tick finds the channels of
+//! slot ended. If some clients have subscribed again already, a later tick finds the channels of
 //! the others.
 //!
 //! Invariant: this table has exactly the channels of `channels`, by slot. `notices` maintains it.

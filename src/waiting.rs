@@ -73,7 +73,7 @@ pub(crate) fn finish(ticket: u64, answer: Answer) {
     }
 }
 
-/// The turn ends: unblocks the clients that were answered in it.
+/// The turn ends: unblocks the clients whose answers came in it.
 pub(crate) fn on_turn_end() {
     for ticket in DUE.with(mem::take).unwrap_or_default() {
         // The client may have disconnected meanwhile.
@@ -108,7 +108,7 @@ fn take_answer(table: &mut BTreeMap<u64, Waiting>, ticket: u64) -> Option<Option
     Some(waiting.answer.take())
 }
 
-/// The client of a ticket has disconnected. Does nothing if it was answered before.
+/// The client of a ticket has disconnected. Does nothing if it got its answer before.
 pub(crate) fn on_disconnected(ticket: u64) {
     if WAITING.with(|table| table.remove(&ticket)).flatten().is_some() {
         left(ticket, false);

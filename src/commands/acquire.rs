@@ -181,8 +181,8 @@ fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the request does if it is not granted at once. If the client cannot be blocked, BLOCK is a
-/// single attempt.
+/// The way to wait if the lock is not free. If the client cannot be blocked, BLOCK is a single
+/// attempt.
 fn ask(options: &Options, may_block: bool, now: Now) -> Ask {
     match (options.integer(Opt::Block), options.integer(Opt::Queue)) {
         (Some(_), _) if !may_block => Ask::Try,

@@ -24,7 +24,7 @@ const SECRET_BYTES: usize = 16;
 
 struct Names {
     secret: [u8; SECRET_BYTES],
-    /// Only in a cluster.
+    /// `None` outside a cluster.
     tags: Option<SlotTags>,
 }
 

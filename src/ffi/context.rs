@@ -239,7 +239,7 @@ impl<'c> Ctx<'c> {
         };
     }
 
-    /// Propagates the running command as it is.
+    /// Propagates the running command with its original arguments.
     pub(crate) fn replicate_verbatim(self) {
         // SAFETY: the context is that of a command.
         unsafe { api!(RedisModule_ReplicateVerbatim, self.raw) };
