@@ -61,8 +61,8 @@ pub(crate) fn on_keys<'c, R>(
         ctx.reply_error(reply::INTERNAL_ERROR);
         return wake(&mut out);
     };
-    // Reply before waking: the server writes first to the client that it was notified of last. So
-    // the next holder gets its grant before this client gets the reply to its RELEASE.
+    // Reply before waking: the server writes first to the client whose reply was queued last. So the
+    // next holder gets its grant before this client gets the reply to its RELEASE.
     reply(result);
     wake(&mut out);
     if next.has_offers {
