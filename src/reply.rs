@@ -127,7 +127,7 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
         }
         Refusal::Deadlock(cycle) => deadlock(ctx, client, &cycle).into(),
         Refusal::TooManyPermits { permits } => {
-            format!("ERR the semaphore has fewer permits than requested: {permits}").into()
+            format!("ERR the semaphore has {permits} permits, fewer than requested").into()
         }
         Refusal::NoSemaphore => "NOSEMAPHORE this key holds no semaphore; create one with RSEMAPHORE.INIT".into(),
         Refusal::NoPermission => {
