@@ -238,7 +238,7 @@ unsafe extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_v
 
 /// May run on another thread: it frees plain data and reads nothing else.
 unsafe extern "C" fn free(value: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` in `rdb_load`, `copy` or `Keys::insert`, and freed once.
+    // SAFETY: made by `Box::into_raw` in `rdb_load`, `copy` or `Open::set`, and freed once.
     guard((), || drop(unsafe { Box::from_raw(value.cast::<Lock>()) }));
 }
 

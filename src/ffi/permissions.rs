@@ -45,7 +45,7 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        // SAFETY: made by `User::named`, and freed once.
+        // SAFETY: made by `Ctx::user_of` or `Ctx::user_of_script`, and freed once.
         unsafe { api!(RedisModule_FreeModuleUser, self.0) };
     }
 }

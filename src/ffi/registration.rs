@@ -14,7 +14,7 @@ use super::{Args, Ctx, INTERNAL_ERROR, api, guard};
 pub(crate) trait Command {
     /// Its description for the server.
     const SPEC: CommandSpec;
-    /// Whether it is for operators: it acts on locks of other owners.
+    /// Whether it is for operators, because it affects other owners.
     const IS_DANGEROUS: bool = false;
     /// Runs the command and replies. The number of arguments matches [`CommandSpec::arity`].
     fn run(ctx: Ctx<'_>, args: Args<'_>);
