@@ -1,12 +1,13 @@
-//! Puts the commit that the module was built from into it, for the line that it logs when it is loaded.
+//! Sets `RLOCK_COMMIT`, the commit of the build. The module logs it at its load.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // A new commit or another branch changes one of these. cargo takes a file that is not there for one that has changed, and would build the
-    // module again at each call: so only what is there, where git has it, which in a linked worktree is not `.git/`.
+    // A new commit or another branch changes one of these files. List only files that exist: cargo
+    // treats a missing file as changed, and would rebuild the module each time. Ask git for the
+    // paths: in a linked worktree they are not in `.git/`.
     for file in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", file]).filter(|path| Path::new(path).exists()) {
             println!("cargo:rerun-if-changed={path}");
@@ -16,7 +17,7 @@ fn main() {
     println!("cargo:rustc-env=RLOCK_COMMIT={commit}");
 }
 
-/// What git answers; nothing outside of a checkout.
+/// The output of a git command; `None` outside a checkout.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
     String::from_utf8(output.stdout).ok().map(|text| text.trim().to_owned())

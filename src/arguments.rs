@@ -1,12 +1,12 @@
-//! Positional arguments of commands: keys, owners, modes and numbers, checked before anything is touched. Options are in
-//! `options.rs`.
+//! Positional arguments of commands: keys, owners, modes and numbers. A command checks them before
+//! it opens a key. Options are in `options.rs`.
 
 use rlock_core::{MAX_OWNER_BYTES, Mode};
 
 use crate::ffi::{Arg, Args};
 use crate::reply::shown;
 
-/// Why arguments are refused: the text of the error.
+/// The error text of a command with a wrong argument.
 pub(crate) struct ArgumentError(String);
 
 impl ArgumentError {
@@ -14,12 +14,12 @@ impl ArgumentError {
         Self(format!("ERR {}", text.as_ref()))
     }
 
-    /// A value that is no integer in a range.
+    /// A value that is not an integer in the range.
     pub(crate) fn integer(name: &str, value: &[u8], (min, max): (u64, u64), unit: &str) -> Self {
         Self::new(format!("{name} takes an integer from {min} to {max}{unit}, not '{}'", shown(value)))
     }
 
-    /// The server counts arguments, so this is for commands whose keys are counted by an argument.
+    /// A missing argument. The server checks the arity, so only commands with `numkeys` need this.
     fn missing(what: &str) -> Self {
         Self::new(format!("{what} is missing"))
     }
@@ -29,10 +29,11 @@ impl ArgumentError {
     }
 }
 
-/// How many permits a semaphore may have.
+/// The largest number of permits of a semaphore.
 pub(crate) const MAX_PERMITS: u64 = u32::MAX as u64;
 
-/// How many keys one request may be for. Each time one of them comes free, all of them are looked at.
+/// The largest number of keys in one request. When one of them becomes free, the engine looks at
+/// all of them.
 const MAX_KEYS: usize = 128;
 
 /// The key and the owner that most commands begin with.
@@ -46,11 +47,12 @@ fn owner(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
     if (1..=MAX_OWNER_BYTES).contains(&owner.len()) {
         Ok(owner)
     } else {
-        Err(ArgumentError::new(format!("the owner has 1 to {MAX_OWNER_BYTES} bytes, not {}", owner.len())))
+        Err(ArgumentError::new(format!("the owner must have 1 to {MAX_OWNER_BYTES} bytes, not {}", owner.len())))
     }
 }
 
-/// The owner behind several keys. If it is forgotten, the last key or nothing is in its place.
+/// The owner after several keys. It is missing if the caller forgot it, or if `numkeys` is too
+/// high.
 fn owner_behind_keys(args: Args<'_>, index: usize) -> Result<&[u8], ArgumentError> {
     args.get(index).ok_or_else(|| ArgumentError::missing("the owner, which follows numkeys keys,"))?;
     owner(args, index)
@@ -62,7 +64,7 @@ pub(crate) fn mode(args: Args<'_>, index: usize) -> Result<Mode, ArgumentError> 
     [Mode::Read, Mode::Write]
         .into_iter()
         .find(|mode| word.eq_ignore_ascii_case(mode.name().as_bytes()))
-        .ok_or_else(|| ArgumentError::new(format!("the mode is READ or WRITE, not '{}'", shown(word))))
+        .ok_or_else(|| ArgumentError::new(format!("the mode must be READ or WRITE, not '{}'", shown(word))))
 }
 
 /// The number of permits in argument `index`.
@@ -72,15 +74,15 @@ pub(crate) fn permits(args: Args<'_>, index: usize) -> Result<u32, ArgumentError
     permits.ok_or_else(|| ArgumentError::integer("permits", value, (1, MAX_PERMITS), ""))
 }
 
-/// The keys and the owner that a command for many keys begins with.
+/// The keys and the owner of a command for several keys.
 pub(crate) struct KeysAndOwner<'a> {
     pub(crate) keys: Vec<Arg<'a>>,
     pub(crate) owner: &'a [u8],
-    /// Where the options begin.
+    /// The index of the first option.
     pub(crate) options_at: usize,
 }
 
-/// Reads `numkeys`.
+/// Reads `numkeys`. `None` if it is missing or out of range.
 pub(crate) fn key_count(args: Args<'_>) -> Option<usize> {
     let count = usize::try_from(integer(args.get(1)?.bytes())?).ok()?;
     (1..=MAX_KEYS).contains(&count).then_some(count)
@@ -95,7 +97,7 @@ pub(crate) fn keys_and_owner(args: Args<'_>) -> Result<KeysAndOwner<'_>, Argumen
     let count = key_count(args).ok_or_else(refused)?;
     let mut keys = Vec::with_capacity(count);
     for index in 0..count {
-        let too_few = || ArgumentError::new(format!("numkeys is {count}, and fewer keys follow"));
+        let too_few = || ArgumentError::new(format!("numkeys is {count}, but fewer keys follow"));
         keys.push(args.get(index.saturating_add(2)).ok_or_else(too_few)?);
     }
     let mut names: Vec<&[u8]> = keys.iter().map(|key| key.bytes()).collect();
@@ -113,7 +115,7 @@ pub(crate) fn key(args: Args<'_>) -> Result<Arg<'_>, ArgumentError> {
     args.get(1).ok_or_else(|| ArgumentError::missing("the key"))
 }
 
-/// An integer as Redis reads them: digits only, no sign, no leading zero.
+/// Parses an integer as Redis does, but without a sign: digits only, no leading zero.
 pub(crate) fn integer(bytes: &[u8]) -> Option<u64> {
     if matches!(bytes, [] | [b'0', _, ..]) {
         return None;

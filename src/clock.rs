@@ -1,10 +1,12 @@
 //! The only place that reads a clock.
 //!
-//! Deadlines count on `CLOCK_BOOTTIME`: it never steps, and it counts through a suspend of the machine, during which
-//! leases go on ending for everybody else. The wall clock is needed for tokens and for times that leave the process; it is
-//! kept as a distance from the other, measured by whoever is first to ask for it in a turn of the server's event loop. The
-//! other commands of the turn read one clock and not two, a turn without any reads none, and a step of the wall clock is
-//! noticed within a turn.
+//! Deadlines use `CLOCK_BOOTTIME`, the *steady clock*. It never steps, and it keeps counting while
+//! the machine is suspended: on other machines leases expire during that time.
+//!
+//! Tokens, and times that leave the process, need the wall clock. The module stores the distance
+//! between the two clocks. The first command of a turn of the server's event loop measures it, and
+//! the later ones read only the steady clock. So a step of the wall clock takes effect in the next
+//! turn.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,10 +15,10 @@ use rlock_core::Now;
 /// Microseconds from the steady clock to the wall clock.
 static WALL_AHEAD_US: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the distance was measured in this turn.
+/// Whether the module has measured the distance in this turn.
 static IS_MEASURED: AtomicBool = AtomicBool::new(false);
 
-/// A turn of the server's event loop begins: the wall clock may have stepped.
+/// Begins a turn of the server's event loop: the wall clock may have stepped.
 pub(crate) fn begin_turn() {
     IS_MEASURED.store(false, Ordering::Relaxed);
 }
@@ -31,7 +33,7 @@ pub(crate) fn now() -> Now {
     Now { mono_us, wall_us: mono_us.saturating_add(WALL_AHEAD_US.load(Ordering::Relaxed)) }
 }
 
-/// Microseconds on the clock that never steps.
+/// The steady clock, in microseconds.
 pub(crate) fn mono_us() -> u64 {
     read_us(libc::CLOCK_BOOTTIME)
 }

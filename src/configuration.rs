@@ -1,4 +1,5 @@
-//! The configuration: `CONFIG GET rlock.*`, the configuration file, and arguments of `loadmodule`.
+//! The configuration, set by `CONFIG SET rlock.*`, the configuration file, or arguments of
+//! `loadmodule`.
 
 use std::ffi::CStr;
 use std::ops::RangeInclusive;
@@ -20,7 +21,7 @@ static MAX_REPLICA_LAG_MS: AtomicI64 = AtomicI64::new(0);
 
 const YEAR_MS: i64 = MAX_LEASE_MS.cast_signed();
 
-/// Everything that can be configured. redis.conf.example explains each.
+/// Every setting. `redis.conf.example` explains each.
 const SPECS: [ConfigSpec; 9] = [
     number(c"default-lease-ms", 30_000, 1..=YEAR_MS, &DEFAULT_LEASE_MS),
     number(c"max-lease-ms", YEAR_MS, 1..=YEAR_MS, &MAX_LEASE),
@@ -33,7 +34,7 @@ const SPECS: [ConfigSpec; 9] = [
         ..number(c"quarantine-after", 0, 0..=2, &QUARANTINE_AFTER)
     },
     number(c"min-replicas", 0, 0..=1000, &MIN_REPLICAS),
-    // A replica acknowledges once a second what a ping each second has written.
+    // At least 3 s: the master pings once a second, and replicas acknowledge once a second.
     number(c"max-replica-lag-ms", 3000, 3000..=YEAR_MS, &MAX_REPLICA_LAG_MS),
 ];
 
@@ -46,7 +47,7 @@ const fn number(
     ConfigSpec { name, default, min: *range.start(), max: *range.end(), place, words: &[] }
 }
 
-/// After which events a quarantine begins: see `crate::quarantine`.
+/// The events that begin a quarantine: see `crate::quarantine`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QuarantineAfter {
     Empty,
@@ -54,8 +55,8 @@ pub(crate) enum QuarantineAfter {
     Failover,
 }
 
-/// Registers the configuration. Arguments of `loadmodule` (`name value …`) stand in for the defaults; the configuration
-/// file and CONFIG SET have the last word.
+/// Registers the settings. Arguments of `loadmodule` (`name value …`) replace the defaults; the
+/// configuration file and CONFIG SET override both.
 pub(crate) fn register(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
     let mut defaults = SPECS.map(|spec| spec.default);
     let mut index = 0;
@@ -65,9 +66,9 @@ pub(crate) fn register(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), 
             .iter()
             .zip(&mut defaults)
             .find(|(spec, _)| spec.name.to_bytes() == name.as_bytes())
-            .ok_or_else(|| LoadError(format!("there is no argument {name}; known are {}", known_names())))?;
+            .ok_or_else(|| LoadError(format!("unknown argument '{name}'; expected {}", known_names())))?;
         let value =
-            args.get(index.saturating_add(1)).ok_or_else(|| LoadError(format!("the argument {name} has no value")))?;
+            args.get(index.saturating_add(1)).ok_or_else(|| LoadError(format!("the argument {name} needs a value")))?;
         *default = parsed(spec, value.bytes())?;
         index = index.saturating_add(2);
     }
@@ -77,19 +78,21 @@ pub(crate) fn register(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), 
     registrar.load_configs()
 }
 
-/// The value of an argument of `loadmodule`.
+/// Parses the value of an argument of `loadmodule`.
 fn parsed(spec: &ConfigSpec, value: &[u8]) -> Result<i64, LoadError> {
     let name = spec.name.to_string_lossy();
+    let received = String::from_utf8_lossy(value);
     if !spec.words.is_empty() {
         let index = spec.words.iter().position(|word| word.to_bytes().eq_ignore_ascii_case(value));
         let known = || spec.words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(", ");
         return index
             .and_then(|index| i64::try_from(index).ok())
-            .ok_or_else(|| LoadError(format!("the argument {name} must be one of {}", known())));
+            .ok_or_else(|| LoadError(format!("the argument {name} must be one of {}, not '{received}'", known())));
     }
     let number = std::str::from_utf8(value).ok().and_then(|value| value.parse().ok());
     number.filter(|value| (spec.min..=spec.max).contains(value)).ok_or_else(|| {
-        LoadError(format!("the argument {name} must be a whole number from {} to {}", spec.min, spec.max))
+        let (min, max) = (spec.min, spec.max);
+        LoadError(format!("the argument {name} must be an integer from {min} to {max}, not '{received}'"))
     })
 }
 
@@ -97,22 +100,22 @@ fn known_names() -> String {
     SPECS.map(|spec| spec.name.to_string_lossy().into_owned()).join(", ")
 }
 
-/// The lease of an ACQUIRE that names none.
+/// The lease of a request without PX or EX, in milliseconds.
 pub(crate) fn default_lease_ms() -> u64 {
     read(&DEFAULT_LEASE_MS).min(max_lease_ms())
 }
 
-/// The longest lease.
+/// The longest lease, in milliseconds.
 pub(crate) fn max_lease_ms() -> u64 {
     read(&MAX_LEASE)
 }
 
-/// How long a quarantine lasts.
+/// The length of a quarantine, in milliseconds.
 pub(crate) fn quarantine_ms() -> u64 {
     read(&QUARANTINE_MS)
 }
 
-/// After which events a quarantine begins.
+/// The events that begin a quarantine.
 pub(crate) fn quarantine_after() -> QuarantineAfter {
     match read(&QUARANTINE_AFTER) {
         0 => QuarantineAfter::Empty,
@@ -121,17 +124,17 @@ pub(crate) fn quarantine_after() -> QuarantineAfter {
     }
 }
 
-/// How many replicas must follow this master for it to grant.
+/// The number of replicas that must follow this master before it may grant.
 pub(crate) fn min_replicas() -> u64 {
     read(&MIN_REPLICAS)
 }
 
-/// How long a master may grant after the last moment at which they followed.
+/// How long a master may grant after enough replicas last followed it, in milliseconds.
 pub(crate) fn max_replica_lag_ms() -> u64 {
     read(&MAX_REPLICA_LAG_MS)
 }
 
-/// The limits of the server.
+/// The limits that the engine applies to a request.
 pub(crate) fn limits(may_grant: MayGrant) -> Limits {
     Limits {
         max_waiters: usize::try_from(MAX_WAITERS.load(Ordering::Relaxed)).unwrap_or(0),
@@ -143,7 +146,8 @@ pub(crate) fn limits(may_grant: MayGrant) -> Limits {
     }
 }
 
-/// A contradiction between settings, if there is one: with them two owners may hold after a restart or a failover.
+/// Describes the contradiction in settings that let two owners hold a lock after a restart or
+/// failover.
 pub(crate) fn contradiction(ping_period_s: Option<u64>) -> Option<String> {
     const MARGIN_MS: u64 = 1000;
     let lag_ms = match quarantine_after() {
@@ -164,7 +168,8 @@ pub(crate) fn contradiction(ping_period_s: Option<u64>) -> Option<String> {
     }
     if min_replicas() > 0 && ping_period_s.is_some_and(|period_s| period_s > 1) {
         return Some(
-            "rlock.min-replicas needs repl-ping-replica-period 1, so that the stream grows each second".to_owned(),
+            "rlock.min-replicas needs repl-ping-replica-period 1, so that the replication stream grows each second"
+                .to_owned(),
         );
     }
     None

@@ -1,4 +1,5 @@
-//! What the server tells on its own. The engine notes it; nothing is decided here.
+//! Server events and keyspace events. These handlers decide nothing: the engine records what
+//! happened.
 
 use rlock_core::{Alarm, Engine, KeyRef, Keyspace, Lock, Value};
 
@@ -20,22 +21,23 @@ use crate::waiting;
 pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
     match event {
         ServerEvent::ClientClosed(client) => {
-            // Most connections never had anything to do with a lock.
+            // Most connections never used a lock.
             if state::with_engine(|engine| engine.concerns_client(client)) == Some(false) {
                 return;
             }
             notices::on_client_closed(client);
             let is_unsure =
                 state::with_engine(|engine| engine.may_have_told(client, waiting::is_answered)) == Some(true);
-            let was_told = is_unsure && ctx.was_told_and_quit(client);
-            let was_sent = |ticket| was_told && waiting::is_answered(ticket);
+            let got_replies = is_unsure && ctx.quit_with_all_replies(client);
+            let was_sent = |ticket| got_replies && waiting::is_answered(ticket);
             state::tell(|engine| engine.client_closed(client, was_sent));
         }
         ServerEvent::Flushed(db) => state::tell(|engine| engine.flushed(db)),
         ServerEvent::Swapped(first, second) => state::tell(|engine| engine.swapped(first, second)),
-        // What was loaded from the append-only file came by our own commands, and was not noted as an arrival.
+        // Locks from the append-only file were created by `RLOCK.APPLY`, which reports no arrival
+        // to the engine.
         ServerEvent::Promoted | ServerEvent::LoadEnded => {
-            server::look(ctx);
+            server::refresh(ctx);
             propagation::resume();
             if event == ServerEvent::Promoted {
                 quarantine::on_promoted();
@@ -43,25 +45,25 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             state::tell(Engine::promoted);
         }
         ServerEvent::Demoted => {
-            server::look(ctx);
+            server::refresh(ctx);
             state::tell(Engine::demoted);
         }
-        ServerEvent::LoadBegins => return server::look(ctx),
+        ServerEvent::LoadBegins => return server::refresh(ctx),
         ServerEvent::LoadFromMaster => {
-            server::look(ctx);
+            server::refresh(ctx);
             return quarantine::on_load_from_master();
         }
         ServerEvent::Configured => {
             propagation::on_configured();
-            server::look_at_settings(ctx);
+            server::refresh_settings(ctx);
             server::warn_of_contradictions(ctx);
-            return eviction::look(ctx);
+            return eviction::refresh(ctx);
         }
         ServerEvent::Forked => return propagation::on_fork(),
         ServerEvent::SaveStarted => return propagation::resume(),
         ServerEvent::Tick => {
-            server::look(ctx);
-            server::look_at_files(ctx);
+            server::refresh(ctx);
+            server::refresh_files(ctx);
             propagation::on_tick(ctx);
             shard_channels::on_tick(ctx);
             if quarantine::on_tick(ctx) {
@@ -70,7 +72,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             return jobs::on_tick(ctx);
         }
         ServerEvent::BeforeSleep => {
-            shard_channels::go_on(ctx);
+            shard_channels::continue_round(ctx);
             notices::on_turn_end(ctx);
             waiting::on_turn_end();
             return turn::end();
@@ -80,7 +82,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
     timer::arm_soon();
 }
 
-/// A turn of the server's event loop begins: what there was to write was written.
+/// Begins a turn of the server's event loop. The server has written the answers of the last turn.
 fn on_turn(ctx: Ctx<'_>) {
     turn::begin();
     clock::begin_turn();
@@ -94,7 +96,7 @@ fn on_turn(ctx: Ctx<'_>) {
     });
 }
 
-/// A value came under a name by a command of the server's.
+/// A command of the server has put a value under a key: RESTORE, RENAME, COPY or MOVE.
 pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
     if !matches!(event, b"restore" | b"rename_to" | b"copy_to" | b"move_to") {
         return;
@@ -111,7 +113,7 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
     timer::arm_soon();
 }
 
-/// A lock went away by a command of the server's.
+/// A command of the server has removed a lock.
 pub(crate) fn on_unlink(key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
     state::tell(|engine| engine.value_unlinked(key, alarm, lock));
     timer::arm_soon();

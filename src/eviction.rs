@@ -1,5 +1,6 @@
-//! Whether the server may evict held locks: it may under `allkeys-*` policies, which is a mistake on a server that has
-//! locks. It is said in the log when it becomes so, and in INFO while it is so.
+//! Whether the server may evict held locks. It may with an `allkeys-*` policy, which is a
+//! misconfiguration of a server with locks. The module logs a warning when the policy becomes one
+//! of these, and INFO shows it as `rlock_may_be_evicted`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,8 +8,8 @@ use crate::ffi::{Ctx, log_warning};
 
 static LOCKS_MAY_BE_EVICTED: AtomicBool = AtomicBool::new(false);
 
-/// Looks at the server's configuration: at the load of the module, and whenever it changed.
-pub(crate) fn look(ctx: Ctx<'_>) {
+/// Checks the server's settings. Called at the load of the module, and when a setting changes.
+pub(crate) fn refresh(ctx: Ctx<'_>) {
     let may_be_evicted = ctx.evicts_any_key();
     if may_be_evicted && !LOCKS_MAY_BE_EVICTED.load(Ordering::Relaxed) {
         log_warning(
@@ -19,7 +20,7 @@ pub(crate) fn look(ctx: Ctx<'_>) {
     LOCKS_MAY_BE_EVICTED.store(may_be_evicted, Ordering::Relaxed);
 }
 
-/// What the last look found.
+/// Whether held locks may be evicted, as of the last check.
 pub(crate) fn locks_may_be_evicted() -> bool {
     LOCKS_MAY_BE_EVICTED.load(Ordering::Relaxed)
 }

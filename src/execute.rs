@@ -1,8 +1,11 @@
-//! The way of every write: open the key, let the engine decide and apply, then do what it left in the outbox.
+//! The path of every write: open the keys, let the engine decide and apply, then carry out what it
+//! put into the outbox.
 //!
-//! The rest comes after the engine has returned: propagate, give the keyspace new values and delete removed ones, close the
-//! keys, notify, reply, wake. A listener of a keyspace event may call rlock's commands then: no change is half done. The server
-//! also tells other modules of each key while `Keys::finish` creates or deletes it; that step refuses rlock's commands.
+//! The second part runs after the engine has returned: propagate the effects, store new values and
+//! delete removed ones, close the keys, send keyspace events, reply, wake waiters. A listener of a
+//! keyspace event may call rlock's commands, and finds no change half done. The server also
+//! notifies other modules while `Keys::finish` creates or deletes a key; during that step rlock's
+//! commands fail.
 
 use rlock_core::{
     Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Refusal, Transaction, slot_of,
@@ -13,7 +16,7 @@ use smallvec::SmallVec;
 
 use crate::clock;
 use crate::configuration;
-use crate::ffi::{Arg, Asks, Ctx, Keys, MainThreadNumber, guard, log_warning};
+use crate::ffi::{Arg, Caller, Ctx, Keys, MainThreadNumber, guard, log_warning};
 use crate::notices;
 use crate::propagation;
 use crate::quarantine;
@@ -23,25 +26,26 @@ use crate::state;
 use crate::timer;
 use crate::waiting;
 
-/// The key of a request that has one.
+/// The key of a request for one key.
 pub(crate) const KEY: KeyId = KeyId(0);
 
-/// From where the engine is driven.
+/// What runs the engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Within {
+enum Trigger {
     Command,
     Timer,
 }
 
-impl Within {
-    /// A command stands for its effects while nobody listens. The timer has no request that could be passed on in their
-    /// place, and propagates them always.
+impl Trigger {
+    /// While nothing listens, a command propagates itself instead of its effects. The timer has no
+    /// command to propagate, so it always propagates the effects.
     fn outbox(self) -> Outbox {
         Outbox::new(propagation::is_on() || self == Self::Timer)
     }
 }
 
-/// Decides about keys, does what was decided, and replies. [`KeyId`]s count them in the order of `names`.
+/// Opens keys, lets the engine decide, carries out the decision, and replies. [`KeyId`]s number the
+/// keys in the order of `names`.
 pub(crate) fn on_keys<'c, R>(
     ctx: Ctx<'c>,
     names: &[Arg<'c>],
@@ -51,25 +55,25 @@ pub(crate) fn on_keys<'c, R>(
     if FINISHING.get() != 0 {
         return ctx.reply_error(reply::WHILE_FINISHING);
     }
-    let mut out = Within::Command.outbox();
-    let decided = transact(ctx, names, Asks::Client, &mut out, decide);
+    let mut out = Trigger::Command.outbox();
+    let decided = transact(ctx, names, Caller::Client, &mut out, decide);
     let Some((result, next)) = decided else {
         ctx.reply_error(reply::INTERNAL_ERROR);
         return wake(&mut out);
     };
-    // Before the wake: the server writes to the client that it was last told of first, so the next holder hears of its lock
-    // before this client hears that it gave it up.
+    // Reply before waking: the server writes first to the client whose reply was queued last. So the
+    // next holder gets its grant before this client gets the reply to its RELEASE.
     reply(result);
     wake(&mut out);
     if next.has_offers {
-        while take_next_offer(ctx, Within::Command, |key| is_beside(next.db, names, key)) {}
+        while take_next_offer(ctx, Trigger::Command, |key| may_also_open(next.db, names, key)) {}
         timer::arm();
     } else {
         timer::arm_for(next.timeout_us);
     }
 }
 
-/// The same for one key, with the usual reply to a refusal.
+/// Like [`on_keys`] for one key, with the usual reply to a refusal.
 pub(crate) fn on_key<'c, R>(
     ctx: Ctx<'c>,
     name: Arg<'c>,
@@ -82,38 +86,41 @@ pub(crate) fn on_key<'c, R>(
     });
 }
 
-/// Does what there is to do about a key whose time has come.
+/// Runs the timer's job for a key: see `Engine::run_job`.
 pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
-    let mut out = Within::Timer.outbox();
-    transact(ctx, &[name], Asks::Module, &mut out, |engine, tx| engine.run_job(tx));
+    let mut out = Trigger::Timer.outbox();
+    transact(ctx, &[name], Caller::Module, &mut out, |engine, tx| engine.run_job(tx));
     wake(&mut out);
 }
 
-/// Grants a waiter that was offered many keys and had to be left to the timer, or that a job of the timer has offered them. `false`
-/// if there is none.
+/// Takes the next offer of several keys, from a command or from a job of the timer. Returns whether
+/// there was an offer.
 pub(crate) fn run_offer(ctx: Ctx<'_>) -> bool {
-    take_next_offer(ctx, Within::Timer, |_| true)
+    take_next_offer(ctx, Trigger::Timer, |_| true)
 }
 
-/// Whether a command on keys with these names in database `db` may open `key` as well. While a
-/// command runs, a cluster takes every key for one of that command's slot (`getKeySlot`, from Redis
-/// 7.4 and Valkey 8.0 on): it would look for another one in the wrong place, and put it there. And
-/// a command that selects another database leaves its client there.
-fn is_beside(db: u32, names: &[Arg<'_>], key: KeyRef<'_>) -> bool {
+/// Whether a command on the keys `names` in database `db` may open `key` as well.
+///
+/// In a cluster `key` must be in the slot of the command. From Redis 7.4 and Valkey 8.0 on, the
+/// server assumes that every key of a running command is in the command's slot (`getKeySlot`). It
+/// would look for a key of another slot in the wrong place, and create it there. The database must
+/// not change: a command that selects another database leaves its client in that database.
+fn may_also_open(db: u32, names: &[Arg<'_>], key: KeyRef<'_>) -> bool {
     let is_in_slot = |name: &Arg<'_>| slot_of(name.bytes()) == slot_of(key.name);
     key.db == db && (!server::is_cluster() || names.first().is_some_and(is_in_slot))
 }
 
-/// Grants a waiter for many keys that can have all of them, now that the keys that brought it about are closed.
-fn take_next_offer(ctx: Ctx<'_>, within: Within, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> bool {
+/// Takes the next offer: grants a waiter for several keys that can have all of them. The keys whose
+/// change led to the offer are closed.
+fn take_next_offer(ctx: Ctx<'_>, trigger: Trigger, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> bool {
     let next = state::with_engine(|engine| engine.next_offer(can_be_opened)).flatten();
     if let Some((offer, keys)) = &next {
-        take_offer(ctx, within, *offer, keys);
+        take_offer(ctx, trigger, *offer, keys);
     }
     next.is_some()
 }
 
-fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Key]) {
+fn take_offer(ctx: Ctx<'_>, trigger: Trigger, offer: rlock_core::Offer, keys: &[Key]) {
     let Some(first) = keys.first() else {
         return;
     };
@@ -122,17 +129,18 @@ fn take_offer(ctx: Ctx<'_>, within: Within, offer: rlock_core::Offer, keys: &[Ke
     }
     let names: Vec<_> = keys.iter().map(|key| ctx.string(key.name.as_slice())).collect();
     let args: Vec<Arg<'_>> = names.iter().map(|name| name.arg()).collect();
-    // All are in one slot of a cluster. A key of a slot that is on its way to another node may be there already.
+    // In a cluster all keys are in one slot. If that slot is migrating, some keys may be on the
+    // other node already.
     if server::is_cluster() && !server::serves(ctx, &args) {
         state::tell(|engine| engine.postpone(first.borrow(), clock::now()));
     } else {
-        let mut out = within.outbox();
-        transact(ctx, &args, Asks::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));
+        let mut out = trigger.outbox();
+        transact(ctx, &args, Caller::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));
         wake(&mut out);
     }
 }
 
-/// What there is to do after a transaction.
+/// The work after a transaction.
 struct Next {
     /// The database of its keys.
     db: u32,
@@ -140,20 +148,22 @@ struct Next {
     timeout_us: Option<u64>,
 }
 
-/// Set while the server makes and deletes the keys of a transaction.
+/// Set while the server creates and deletes the keys of a transaction.
 static FINISHING: MainThreadNumber = MainThreadNumber::new();
 
-/// Opens keys, gives them to the engine, closes them, and publishes the changes. `None` if the engine panics, which is
-/// logged, or if there are no keys. The changes that the engine had made by then are true here, and so are propagated.
+/// Opens keys, runs the engine on them, closes them, and publishes the changes.
+///
+/// `None` if there are no keys, or if the engine panics, which is logged. This server keeps the
+/// changes made before a panic, so they are propagated too.
 fn transact<'c, R>(
     ctx: Ctx<'c>,
     names: &[Arg<'c>],
-    asks: Asks,
+    caller: Caller,
     out: &mut Outbox,
     decide: impl FnOnce(&mut Engine, &mut Transaction<'_, Keys<'c>>) -> R,
 ) -> Option<(R, Next)> {
     let (first, rest) = names.split_first()?;
-    let mut keys = Keys::open(ctx, *first, rest, asks);
+    let mut keys = Keys::open(ctx, *first, rest, caller);
     let now = clock::now();
     let limits = configuration::limits(quarantine::may_grant(now.mono_us));
     let db = keys.key(KEY).db;
@@ -174,7 +184,7 @@ fn transact<'c, R>(
     drop(keys);
     signal_modified(ctx, names, effects);
     for effect in effects {
-        // A listener may run commands of ours, and finds everything at rest.
+        // A listener may run rlock's commands: every change is done, and the engine is not in use.
         if let (Some(keyspace_event), Some(name)) = (effect.keyspace_event, names.get(effect.key.0)) {
             ctx.notify(keyspace_event, *name);
         }
@@ -182,7 +192,7 @@ fn transact<'c, R>(
     result
 }
 
-/// Tells the server which keys have changed, each once.
+/// Signals each changed key to the server, once.
 #[inline]
 fn signal_modified(ctx: Ctx<'_>, names: &[Arg<'_>], effects: &[Effect]) {
     if let ([name], [_, ..]) = (names, effects) {
@@ -199,14 +209,14 @@ fn signal_modified(ctx: Ctx<'_>, names: &[Arg<'_>], effects: &[Effect]) {
     }
 }
 
-/// Propagates what happened. The keyspace's listeners are told afterwards: what a listener does comes after all of this in the
-/// stream, as it does here.
+/// Propagates the effects. Keyspace events come later: so what a listener does follows all of this
+/// in the replication stream, as it does on this server.
 #[inline]
 fn propagate(ctx: Ctx<'_>, names: &[Arg<'_>], now: Now, out: &Outbox) {
     for (number, Effect { key, .. }) in out.effects().iter().enumerate() {
         match (out.event(number), names.get(key.0)) {
             (Some(event), Some(name)) => propagate_event(ctx, *name, now, event),
-            // The command stands for it to nobody but the server, which counts the changes.
+            // Nothing listens. The server counts the command as a change, for its save points.
             _ => ctx.replicate_verbatim(),
         }
     }
@@ -218,7 +228,7 @@ fn propagate_event(ctx: Ctx<'_>, name: Arg<'_>, now: Now, event: &Event) {
     ctx.replicate_effect(name, &facts, arguments);
 }
 
-/// Answers the waiters that have an answer.
+/// Sends the answers of the outbox to their waiters.
 #[inline]
 pub(crate) fn wake(out: &mut Outbox) {
     if !out.answers().is_empty() {
@@ -235,16 +245,16 @@ fn give_answers(out: &mut Outbox) {
     }
 }
 
-/// Tells the keyspace's listeners of an event.
+/// Sends the keyspace event of an event, if it has one.
 pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
     if let Some(keyspace_event) = event.keyspace_event() {
         ctx.notify(keyspace_event, name);
     }
 }
 
-/// Applies an effect that a master decided. Nothing is propagated from here: the command passes itself on.
+/// Applies an effect that a master decided. It propagates nothing: RLOCK.APPLY propagates itself.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'static str> {
-    let mut keys = Keys::open(ctx, name, &[], Asks::Module);
+    let mut keys = Keys::open(ctx, name, &[], Caller::Module);
     let clears_expire = keys.value(KEY).clears_expire(event);
     let applied =
         state::with_engine(|engine| engine.apply_effect(&mut keys, KEY, event)).unwrap_or(Err("the engine is in use"));
@@ -263,11 +273,12 @@ pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'
     }
     let flags = ctx.flags();
     if flags.is_master() && !flags.is_loading() {
-        // A master is sent effects only with a slot that Valkey moves to it: the value comes here without its connections.
+        // A master gets effects only when Valkey migrates a slot to it. The value arrives without
+        // the connections of its sessions and places.
         state::tell(|engine| engine.value_arrived(key.borrow()));
         timer::arm_soon();
     } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
-        // Much that ended at once is cleaned up in parts.
+        // A large value that ended in one step is cleaned up in parts.
         timer::arm_soon();
     }
     applied

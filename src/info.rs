@@ -1,4 +1,4 @@
-//! The section of INFO. Everything in it is a number that is kept, or is found by looking at a bounded number of locks.
+//! The INFO section. Each field is a stored number, or is computed from a bounded number of locks.
 
 use std::ffi::CString;
 

@@ -1,8 +1,11 @@
-//! The work of the timer: a master runs the engine's jobs, and a replica notes the alarms of its keys for a promotion.
+//! The work of the timer: a master runs the engine's jobs, a replica records the alarms of its keys
+//! for a promotion.
 //!
-//! The server reads the wall clock once for all timers of a turn. If the clock steps back after that, a timer that the callback starts is
-//! over already by that reading, and so is the next, for as long as the step was: the server would call the callback without an end, and
-//! serve no client. Therefore it works once in a turn, and starts no timer when it is called again.
+//! The server reads the wall clock once for all timers of a turn. If the clock steps back after
+//! that reading, a timer that the callback starts is already due by the reading, and so is each
+//! further one, until the clock has caught up. The server would run the callback again and again
+//! and serve no client. So the callback works once per turn, and starts no timer if it is called
+//! again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,32 +18,32 @@ use crate::server;
 use crate::state;
 use crate::timer;
 
-/// How long one run may take before other clients get their turn.
+/// How long one run may take before the server serves clients again.
 const BUDGET_US: u64 = 2_000;
 
-/// How long to wait while nothing may be decided: during a load, a pause of writes, or while the server refuses them.
+/// The time to the next try while the server loads its data set, pauses writes or refuses them.
 const RETRY_MS: u64 = 5;
 
-/// Whether the timer went off in this turn of the event loop.
+/// Whether the timer has fired in this turn of the event loop.
 static HAS_RUN: AtomicBool = AtomicBool::new(false);
 
-/// A turn of the server's event loop begins.
+/// Begins a turn of the server's event loop.
 pub(crate) fn begin_turn() {
     HAS_RUN.store(false, Ordering::Relaxed);
 }
 
-/// The server's regular tick: a timer that is overdue was delayed by a step of the wall clock.
+/// The server's tick: if the timer is overdue, a step of the wall clock has delayed it.
 pub(crate) fn on_tick(ctx: Ctx<'_>) {
     if timer::stop_overdue() {
         on_timer(ctx);
     }
 }
 
-/// The timer went off, or should have.
+/// The timer has fired, or is overdue.
 pub(crate) fn on_timer(ctx: Ctx<'_>) {
-    timer::went_off();
+    timer::fired();
     if HAS_RUN.swap(true, Ordering::Relaxed) {
-        // There the server has read the clock anew.
+        // By then the server has read the clock again.
         ffi::in_next_turn(timer::arm_soon);
         return;
     }
@@ -65,8 +68,8 @@ fn retry(start_us: u64) {
     timer::arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
 }
 
-/// Answers the waiters whose time is over while the server may grant nothing. Returns whether there are more of them than one turn
-/// has time for.
+/// Answers waiters that have timed out while the server may grant nothing. Returns whether more are
+/// left for the next turn.
 fn end_waits() -> bool {
     let mut out = Outbox::new(false);
     let has_more = state::with_engine(|engine| engine.end_waits(clock::now(), &mut out));
@@ -74,7 +77,7 @@ fn end_waits() -> bool {
     has_more == Some(true)
 }
 
-/// Takes steps until there is nothing left to do (`true`), or the time is used up.
+/// Takes steps until nothing is left to do (`true`), or the time is used up (`false`).
 fn run(start_us: u64, mut step: impl FnMut() -> bool) -> bool {
     while step() {
         if clock::mono_us().saturating_sub(start_us) >= BUDGET_US {
@@ -85,7 +88,7 @@ fn run(start_us: u64, mut step: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Runs the next job that is due. `false` if no job is due, or if the budget of the turn is used up.
+/// Runs the next due job. `false` if no job is due, or if the budget of the turn is used up.
 fn run_next(ctx: Ctx<'_>) -> bool {
     if execute::run_offer(ctx) {
         return true;
@@ -109,8 +112,9 @@ fn run_next(ctx: Ctx<'_>) -> bool {
     true
 }
 
-/// Leaves a key alone that this node of the cluster does not serve now. The server sends MOVED to its waiters. The engine forgets
-/// the key once it is vacant here and has no waiters.
+/// Postpones the job of a key that this node of the cluster does not serve now. The server sends
+/// MOVED to its waiters. The engine forgets the key once it is vacant on this node and has no
+/// waiters.
 fn postpone(ctx: Ctx<'_>, key: &Key, name: Arg<'_>) {
     let mut keys = Keys::open_to_peek(ctx, name);
     let is_here = matches!(keys.value(KEY), Value::Lock(_));
@@ -124,7 +128,8 @@ fn postpone(ctx: Ctx<'_>, key: &Key, name: Arg<'_>) {
     });
 }
 
-/// Notes the alarm of the next dirty key on a replica, for the day when it is promoted. A replica decides nothing.
+/// Records the alarm of the next dirty key on a replica, for a promotion. A replica decides
+/// nothing.
 fn observe_next(ctx: Ctx<'_>) -> bool {
     let mut out = Outbox::new(false);
     state::tell(|engine| engine.end_cut_off(&mut out));

@@ -1,10 +1,11 @@
 //! rlock: distributed locks inside Redis, as a loadable module.
 //!
-//! The path of a request: [`commands`] parses it and replies, [`execute`] passes it to the engine of `rlock-core` and carries out
-//! the decision. Jobs of the timer take the same path, from [`jobs`]. Only [`ffi`] talks to the server's C API.
+//! The path of a request: [`commands`] parses it and replies, [`execute`] passes it to the engine
+//! of `rlock-core` and carries out the decision. Jobs of the timer take the same path, from
+//! [`jobs`]. Only [`ffi`] calls the server's C API.
 //!
-//! The layers, from bottom to top. A module uses only modules that this table names before it; `scripts/circles` checks that
-//! there are no circles.
+//! The layers, from bottom to top. A module uses only modules above it in this table;
+//! `scripts/circles` checks that there are no circles.
 //!
 //! | layer | modules |
 //! |---|---|
@@ -17,7 +18,7 @@
 //! | commands, events and INFO | [`commands`], [`events`], [`info`] |
 //! | loading | [`load`] |
 
-// The server does nothing else while a table is copied into a larger one.
+// These types grow by copying all of their entries in one step, which would stall the server.
 #![deny(clippy::disallowed_types)]
 #![deny(
     clippy::unwrap_used,
@@ -53,6 +54,7 @@ mod turn;
 mod value;
 mod waiting;
 
-/// Everything that the module allocates comes from the server, so that it shows in `used_memory` and obeys `maxmemory`.
+/// The module uses the server's allocator, so its memory counts in `used_memory` and for
+/// `maxmemory`.
 #[global_allocator]
 static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;

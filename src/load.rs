@@ -1,4 +1,5 @@
-//! `MODULE LOAD`: registers the module, and gives `ffi` the functions that the server's callbacks call.
+//! `MODULE LOAD`: registers the module, and passes the functions that the server's callbacks call
+//! to `ffi`.
 
 use crate::commands;
 use crate::configuration;
@@ -19,10 +20,10 @@ const MODULE_VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
     + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
     + number(env!("CARGO_PKG_VERSION_PATCH"));
 
-/// The name of the data type, as TYPE and SCAN … TYPE show it.
+/// The name of the data type, as in TYPE and SCAN … TYPE.
 const TYPE_NAME: &std::ffi::CStr = c"RedisLock";
 
-/// The functions for the server's callbacks on values.
+/// The functions that the server's callbacks on values call.
 static METHODS: Methods = Methods {
     load: value::load,
     save: value::save,
@@ -39,8 +40,11 @@ static METHODS: Methods = Methods {
 const LISTENERS: Listeners =
     Listeners { on_server_event: events::on_server_event, on_keyspace_event: events::on_keyspace_event };
 
-const BLOCKED: BlockedCallbacks =
-    BlockedCallbacks { on_answer: waiting::on_answer, on_gone: waiting::on_gone, on_freed: waiting::on_freed };
+const BLOCKED: BlockedCallbacks = BlockedCallbacks {
+    on_answer: waiting::on_answer,
+    on_disconnected: waiting::on_disconnected,
+    on_freed: waiting::on_freed,
+};
 
 fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
     ffi::set_on_timer(jobs::on_timer);
@@ -49,27 +53,27 @@ fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
     registrar.set_options();
     configuration::register(registrar, args)?;
     Type::register(registrar.ctx(), TYPE_NAME, value::PAYLOAD_VERSION, &METHODS).map_err(|_| {
-        LoadError("the server refuses the data type RedisLock; is another module using the name?".into())
+        LoadError("the server refuses the data type RedisLock; does another module use this name?".into())
     })?;
     registrar.category();
     commands::register(registrar)?;
     if !ffi::subscribe(registrar.ctx(), LISTENERS) {
-        return Err(LoadError("the server refuses a subscription to its events".into()));
+        return Err(LoadError("the server refuses to send its events".into()));
     }
     registrar.info(info::write);
     server::warn_of_contradictions(registrar.ctx());
-    eviction::look(registrar.ctx());
-    server::look(registrar.ctx());
-    server::look_at_settings(registrar.ctx());
-    server::look_for_commands(registrar.ctx());
-    server::look_for_faults();
+    eviction::refresh(registrar.ctx());
+    server::refresh(registrar.ctx());
+    server::refresh_settings(registrar.ctx());
+    server::check_commands(registrar.ctx());
+    server::check_version();
     state::init(registrar.random());
     rlock_core::seed_hashing(registrar.random());
     ffi::log_notice(concat!("version ", env!("CARGO_PKG_VERSION"), ", commit ", env!("RLOCK_COMMIT")));
     Ok(())
 }
 
-/// A decimal number, while compiling.
+/// Parses a decimal number at compile time.
 const fn number(digits: &str) -> i32 {
     match i32::from_str_radix(digits, 10) {
         Ok(number) => number,

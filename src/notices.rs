@@ -1,14 +1,15 @@
-//! The answers to requests that wait without a blocked connection: from the engine to the channel.
+//! The answers to requests with NOTIFY: from the engine to the channel.
 //!
-//! Nothing is published inside a command: Redis 7.0 would write the message into the middle of what EXEC answers. Messages
-//! wait here until the turn of the event loop ends, just before the append-only file is flushed and answers are written, and
-//! go out in the order in which they were decided, so many a turn that nobody has to wait for long.
+//! A command publishes nothing itself: Redis 7.0 would write the message into the middle of the
+//! reply to EXEC. Messages wait here until the turn of the event loop ends, just before the server
+//! flushes the append-only file and writes replies. They go out in the order of the decisions. Each
+//! turn sends a bounded number of them, so other clients do not wait long.
 //!
-//! A grant is published only if somebody listens to its channel on this server. Otherwise, or if the connection that asked has
-//! closed meanwhile, the engine takes it back.
+//! A grant is published only if a client of this server listens to its channel. Otherwise, or if
+//! the connection that sent the request has closed, the engine undoes the grant.
 //!
-//! There may be millions of requests, and all of them may end at once. So what is kept here is in lists and trees, of which no
-//! insertion copies everything, and nothing that is large is dropped at once.
+//! Millions of requests may end at the same time. So the state here is in lists and trees: no
+//! insertion copies all entries, and nothing large is dropped in one step.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, LinkedList};
@@ -26,12 +27,12 @@ use crate::state;
 use crate::timer;
 use crate::turn;
 
-/// How many messages go out in one turn, and how long that may take.
+/// The largest number of messages in one turn, and how long sending them may take.
 const AT_ONCE: usize = 1_000;
 const BUDGET: Duration = Duration::from_millis(2);
 
 struct Message {
-    /// Messages are counted from the start.
+    /// The messages of this process are numbered from 1.
     number: u64,
     posted_us: u64,
     ticket: u64,
@@ -39,18 +40,18 @@ struct Message {
     answer: Answer,
 }
 
-/// A request of which messages wait.
+/// A request with messages that wait here.
 #[derive(Default)]
 struct Asked {
     messages: usize,
     again: Option<Again>,
 }
 
-/// A request was sent again, and was answered or waits: what its earlier waits have to say is not said any more.
+/// A request that a client sent again. Messages of its earlier waits are dropped.
 struct Again {
-    /// Messages from this number on are not meant.
+    /// Earlier messages than this number are dropped.
     from: u64,
-    /// The ticket under which it waits now.
+    /// The ticket under which the request waits now; its messages are sent.
     ticket: Option<u64>,
 }
 
@@ -64,9 +65,9 @@ impl Again {
 struct Notices {
     outgoing: LinkedList<Message>,
     posted: u64,
-    /// The requests that the messages are about, by their channels and ids.
+    /// The requests with messages, by channel and id.
     asked: BTreeMap<(Channel, u64), Asked>,
-    /// Connections that closed while messages waited. Their numbers do not come again.
+    /// Connections that closed while messages waited. The server does not reuse their ids.
     closed: BTreeSet<u64>,
 }
 
@@ -85,7 +86,8 @@ impl Notices {
         self.outgoing.push_back(Message { number, posted_us, ticket, notice, answer });
     }
 
-    /// The next message, and whether it is of an earlier wait of a request that was sent again.
+    /// The next message, and whether it belongs to an earlier wait of a request that was sent
+    /// again.
     fn take_next(&mut self) -> Option<(Message, bool)> {
         let message = self.outgoing.pop_front()?;
         let mut is_outdated = false;
@@ -100,7 +102,7 @@ impl Notices {
         Some((message, is_outdated))
     }
 
-    /// Forgets some of the connections that have closed: no message is left that could be for one of them.
+    /// Forgets some of the closed connections. Called when no message is left.
     fn forget_closed(&mut self) {
         for _ in 0..AT_ONCE {
             if self.closed.pop_first().is_none() {
@@ -110,8 +112,8 @@ impl Notices {
     }
 }
 
-/// The number of a channel on which a request is to be answered. It is known until [`let_go`], or until the answer to the
-/// request that waits was published. `None` if there is no number for it.
+/// Returns the number of a request's channel. The number is valid until [`let_go`], or until the
+/// answer to the waiting request is published. `None` if no number is free.
 pub(crate) fn hold(name: &[u8]) -> Option<Channel> {
     let (channel, is_new) = channels::hold(name)?;
     if is_new {
@@ -120,14 +122,14 @@ pub(crate) fn hold(name: &[u8]) -> Option<Channel> {
     Some(channel)
 }
 
-/// The request does not wait: its channel is of no interest any more.
+/// Ends a request's use of its channel: the request does not wait.
 pub(crate) fn let_go(channel: Channel) {
     if let Some(name) = channels::let_go(channel) {
         shard_channels::remove(channel, &name);
     }
 }
 
-/// Takes an answer, to be published when the turn ends.
+/// Queues an answer; it is published when the turn ends.
 pub(crate) fn post(told: Told, notice: Notice) {
     if told.answer == Answer::Continued {
         return let_go(notice.channel);
@@ -136,8 +138,8 @@ pub(crate) fn post(told: Told, notice: Notice) {
     turn::expect_more();
 }
 
-/// A request was answered, or waits under `ticket`. If it was sent before, messages of its earlier waits are of no use any more, and
-/// could be taken for answers to this one.
+/// A request got its answer, or waits under `ticket`. Drops the messages of its earlier waits, if a
+/// client sent it before: the client could take them for the answer to this one.
 pub(crate) fn sent_again(channel: Channel, id: u64, ticket: Option<u64>) {
     with(|notices| {
         let from = notices.posted.saturating_add(1);
@@ -147,12 +149,12 @@ pub(crate) fn sent_again(channel: Channel, id: u64, ticket: Option<u64>) {
     });
 }
 
-/// How many messages wait.
+/// The number of messages that wait here.
 pub(crate) fn outgoing() -> usize {
     with(|notices| notices.outgoing.len()).unwrap_or(0)
 }
 
-/// A connection closed. Of what was granted to it nothing is published.
+/// A connection closed: grants to it are not published.
 pub(crate) fn on_client_closed(client: u64) {
     with(|notices| {
         if !notices.outgoing.is_empty() {
@@ -161,7 +163,7 @@ pub(crate) fn on_client_closed(client: u64) {
     });
 }
 
-/// A turn ends: publishes what there is, as far as the budget goes.
+/// The turn ends: publishes messages within the budget.
 pub(crate) fn on_turn_end(ctx: Ctx<'_>) {
     if outgoing() == 0 {
         with(Notices::forget_closed);
@@ -179,7 +181,7 @@ fn publish_some(ctx: Ctx<'_>) {
     let start_us = clock::mono_us();
     channels::begin_turn();
     for _ in 0..AT_ONCE {
-        // One message may have thousands of subscribers.
+        // Check after each message: it may have thousands of subscribers.
         if Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET {
             break;
         }
@@ -195,40 +197,41 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
     if is_outdated {
         if is_grant {
-            // The request that was sent again has all of it, or waits for it anew.
-            take_back(ticket, Engine::undo_grants);
+            // The request that was sent again has been granted everything, or waits for it again.
+            undo(ticket, Engine::undo_grants);
         }
         return let_go(notice.channel);
     }
     let waited_us = clock::mono_us().saturating_sub(posted_us);
     let is_closed = with(|notices| notices.closed.contains(&notice.client)) == Some(true);
     let answer = match answer {
-        // The engine has taken it back when the connection closed.
+        // The engine undid the grant when the connection closed.
         _ if is_grant && is_closed => Answer::Closed,
-        // Whoever heard of it now would believe that it holds.
+        // The lease has expired: the client must not believe that it holds the lock.
         _ if is_grant && waited_us / US_PER_MS >= notice.lasts_ms => Answer::Expired,
-        // A replica takes nothing back. Nobody is told of the grant, and its lease ends it, on the new master.
+        // A replica cannot undo the grant. No client hears of it, and its lease expires on the new
+        // master.
         _ if is_grant && !server::decides() => Answer::Demoted,
         answer => answer,
     };
     let is_expired = answer == Answer::Expired;
-    let is_heard = channels::is_heard(ctx, notice.channel);
-    if is_heard {
+    let has_listeners = channels::has_listeners(ctx, notice.channel);
+    if has_listeners {
         publish(ctx, notice, answer);
     }
     match is_grant {
-        true if !is_heard => take_back(ticket, Engine::nobody_listened),
-        // The hold may live on: another request of its owner may have prolonged it.
-        true if is_expired => take_back(ticket, Engine::undo_grants),
+        true if !has_listeners => undo(ticket, Engine::nobody_listened),
+        // The hold itself may still live: another request of its owner may have extended it.
+        true if is_expired => undo(ticket, Engine::undo_grants),
         true => state::tell(|engine| engine.published(ticket)),
         false => {}
     }
     let_go(notice.channel);
 }
 
-/// Nobody was told of a grant, and nobody will be.
-fn take_back(ticket: u64, why: fn(&mut Engine, u64)) {
-    state::tell(|engine| why(engine, ticket));
+/// Undoes a grant that no client has heard of, by the given method of the engine.
+fn undo(ticket: u64, method: fn(&mut Engine, u64)) {
+    state::tell(|engine| method(engine, ticket));
     timer::arm_soon();
     turn::wake_event_loop();
 }

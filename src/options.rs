@@ -1,5 +1,6 @@
-//! The options of commands. One table has everything about each: its word, the values that it takes, and its name in
-//! COMMAND DOCS. A command names the options that it takes; parsing, COMMAND DOCS, and through it the test of the pages follow.
+//! The options of commands. One table has everything about each option: its word, its values, and
+//! its name in COMMAND DOCS. A command lists its options. Parsing and COMMAND DOCS follow from that
+//! list, and a test compares COMMAND DOCS with `docs/commands`.
 
 use std::ffi::CStr;
 
@@ -10,7 +11,7 @@ use crate::arguments::{ArgumentError, KeysAndOwner, MAX_PERMITS, integer, key_co
 use crate::ffi::Args;
 use crate::reply::shown;
 
-/// An option. The order of the list is that of the pages and of COMMAND DOCS.
+/// An option, in the order of `docs/commands` and COMMAND DOCS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opt {
     Permits,
@@ -35,28 +36,29 @@ pub(crate) enum Opt {
 
 /// A row of the table.
 pub(crate) struct Row {
-    /// The option as it is typed.
+    /// The option as users type it.
     pub(crate) word: &'static CStr,
-    /// The name of its value in COMMAND DOCS; for a flag its own name.
+    /// The name of its value in COMMAND DOCS; of a flag, its own name.
     pub(crate) name: &'static CStr,
     pub(crate) takes: Takes,
-    /// Options of one group exclude each other; COMMAND DOCS shows the group as a choice under this name.
+    /// Options of one group exclude each other. COMMAND DOCS shows the group as a choice with this
+    /// name.
     pub(crate) group: Option<&'static CStr>,
 }
 
-/// The values that an option takes.
+/// The value that an option takes.
 pub(crate) enum Takes {
     /// None.
     Nothing,
-    /// One integer in a range; the text says its unit.
+    /// One integer in a range. `unit` follows the range in errors.
     Integer { min: u64, max: u64, unit: &'static str },
-    /// An integer for each key of the command.
+    /// One integer for each key of the command.
     IntegerOfEachKey { min: u64, max: u64 },
-    /// From `min` to `max` bytes of any value.
+    /// From `min` to `max` arbitrary bytes.
     Bytes { min: usize, max: usize },
 }
 
-/// The name of a channel is kept as long as a request waits for an answer on it.
+/// The longest name of a channel. The module stores the name while a request waits.
 const MAX_CHANNEL_BYTES: usize = 512;
 
 const LEASE: Option<&CStr> = Some(c"lease");
@@ -103,7 +105,7 @@ impl Opt {
     }
 }
 
-/// An option as it was given.
+/// An option that a caller gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Given<'a> {
     option: Opt,
@@ -111,7 +113,7 @@ struct Given<'a> {
     bytes: &'a [u8],
 }
 
-/// The options of one command. Most have a few.
+/// The options of one command.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options<'a> {
     given: SmallVec<[Given<'a>; 4]>,
@@ -123,7 +125,7 @@ impl<'a> Options<'a> {
         self.given.iter().find(|given| given.option == option)
     }
 
-    /// Whether a flag is given.
+    /// Whether the option is given.
     pub(crate) fn has(&self, option: Opt) -> bool {
         self.get(option).is_some()
     }
@@ -148,13 +150,13 @@ impl<'a> Options<'a> {
         &self.tokens
     }
 
-    /// How many holds the command is about: the permits of a semaphore, 1 of any other lock.
+    /// The count of holds to acquire or release: the permits of a semaphore, 1 for any other lock.
     pub(crate) fn holds(&self) -> u32 {
         self.integer(Opt::Permits).map_or(1, |permits| u32::try_from(permits).unwrap_or(u32::MAX))
     }
 }
 
-/// Reads the options from argument `first` on: in any order, each once, in any letter case.
+/// Reads the options from argument `first` on: in any order and letter case, each at most once.
 #[inline]
 pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result<Options<'a>, ArgumentError> {
     let mut options = Options::default();
@@ -164,8 +166,8 @@ pub(crate) fn options<'a>(args: Args<'a>, first: usize, known: &[Opt]) -> Result
     Ok(options)
 }
 
-/// Reads the options of a command for many keys. If they are refused, and the owner has the name of an option, the owner was
-/// forgotten.
+/// Reads the options of a command for several keys. If they are wrong and the owner looks like an
+/// option, the error says that the owner is missing.
 pub(crate) fn options_of_many<'a>(
     args: Args<'a>,
     many: &KeysAndOwner<'_>,
@@ -174,7 +176,7 @@ pub(crate) fn options_of_many<'a>(
     options(args, many.options_at, known).map_err(|error| {
         let names = |option: &Opt| many.owner.eq_ignore_ascii_case(option.row().word.to_bytes());
         if known.iter().any(names) {
-            ArgumentError::new(format!("the owner is missing: '{}' is in its place", shown(many.owner)))
+            ArgumentError::new(format!("the owner is missing; found option '{}' instead", shown(many.owner)))
         } else {
             error
         }
@@ -200,7 +202,7 @@ fn read<'a>(args: Args<'a>, first: usize, known: &[Opt], options: &mut Options<'
                 }
             }
             Takes::IntegerOfEachKey { min, max } => {
-                // The command has read its number of keys before.
+                // The command has read `numkeys` already.
                 for _ in 0..key_count(args).unwrap_or(1) {
                     options.tokens.push(integer_of(args, at, option, (min, max, ""))?);
                     at = at.saturating_add(1);
@@ -225,7 +227,7 @@ fn unknown(word: &[u8], known: &[Opt]) -> ArgumentError {
     ArgumentError::new(format!("unknown option '{}'; expected {}", shown(word), words.join(", ")))
 }
 
-/// Refuses an option that is given twice, or beside one that it excludes.
+/// Refuses an option that is given twice, or with one that it excludes.
 fn check_alone(options: &Options<'_>, option: Opt) -> Result<(), ArgumentError> {
     let group = option.row().group;
     let excludes =

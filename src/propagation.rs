@@ -1,66 +1,69 @@
-//! Whether effects are propagated: not while nobody listens.
+//! Whether to propagate effects. The module stops while nothing listens.
 //!
-//! A listener is a replica, the backlog that replicas catch up from, the append-only file, or another node that a slot moves
-//! to. Writing effects down for none of them would be a good part of an uncontended acquire and release.
+//! A listener is a replica, the backlog from which replicas catch up, the append-only file, or a
+//! node to which a slot migrates. Writing effects for no listener would be a large part of the cost
+//! of an uncontended acquire and release.
 //!
-//! The invariant: **whatever can be replayed on top of a snapshot of this server is effects.** Outside of a cluster nobody
-//! begins to listen without a snapshot, and the server tells of each one before it runs another command: of a fork inside
-//! the call that forks, of a save in the foreground before its first byte. So:
+//! Invariant: **everything that can be replayed on top of a snapshot of this server is effects.**
+//! Outside a cluster every listener begins with a snapshot. The server reports each snapshot before
+//! it runs another command: a fork inside the call that forks, a save in the foreground before its
+//! first byte. So:
 //!
-//! * Effects are propagated from the start, and again from each snapshot, promotion, end of a load and change of the
-//!   configuration on.
-//! * They stop only when the regular tick sees a master outside of a cluster without append-only file, replica, backlog
-//!   and child. Without a backlog no earlier snapshot can be continued: the server takes a new replication id with the
-//!   next one.
+//! * The module propagates effects from its load on, and again from each snapshot, promotion, end
+//!   of a load and change of a setting on.
+//! * It stops only in the server's tick, on a master outside a cluster without append-only file,
+//!   replica, backlog and child. Without a backlog no replica can continue from an earlier
+//!   snapshot: the next backlog begins with a new replication id.
 //!
-//! While they are not propagated, each effect of a command passes the request on in its place, which the server drops unheard.
-//! The change still counts for save points. And the backlog, which is there a moment before the snapshot of
-//! the first replica, still advances with each change, so that a place in it never stands for two states. Who listens from
-//! the snapshot on does not get to see these requests.
+//! While it has stopped, a command propagates itself once for each effect, and the server drops it.
+//! So the change still counts for save points. With `repl-diskless-sync-delay` the backlog exists
+//! shortly before the snapshot of the first replica. It then still advances with each change, so no
+//! offset stands for two states. The replica starts from the snapshot and never reads these
+//! commands.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::clock;
 use crate::ffi::Ctx;
 
-/// Each look costs as much as some dozens of commands.
-const LOOK_EVERY_US: u64 = 1_000_000;
+/// The time between two checks for listeners. A check costs as much as dozens of commands.
+const CHECK_EVERY_US: u64 = 1_000_000;
 
 static ON: AtomicBool = AtomicBool::new(true);
 
-static LAST_LOOK_US: AtomicU64 = AtomicU64::new(0);
+static LAST_CHECK_US: AtomicU64 = AtomicU64::new(0);
 
-/// Whether somebody may listen.
+/// Whether there may be a listener.
 pub(crate) fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Somebody may listen from here on.
+/// Resumes propagation: there may be a listener from now on.
 pub(crate) fn resume() {
     ON.store(true, Ordering::Relaxed);
 }
 
-/// A child was forked, which may write a snapshot.
+/// The server forked a child, which may write a snapshot.
 pub(crate) fn on_fork() {
     resume();
 }
 
-/// The configuration was changed: somebody may have switched the append-only file on. That forks as well, so this is here only
-/// for a server that might come to do without.
+/// A setting changed: the append-only file may have been switched on. The servers of today fork
+/// then, so `on_fork` is enough for them; this covers a server that would not fork.
 pub(crate) fn on_configured() {
     resume();
 }
 
-/// The regular tick: the one place where propagation stops.
+/// The server's tick: the only place where propagation stops.
 pub(crate) fn on_tick(ctx: Ctx<'_>) {
     if !is_on() {
         return;
     }
     let now_us = clock::mono_us();
-    if now_us.saturating_sub(LAST_LOOK_US.load(Ordering::Relaxed)) < LOOK_EVERY_US {
+    if now_us.saturating_sub(LAST_CHECK_US.load(Ordering::Relaxed)) < CHECK_EVERY_US {
         return;
     }
-    LAST_LOOK_US.store(now_us, Ordering::Relaxed);
+    LAST_CHECK_US.store(now_us, Ordering::Relaxed);
     let flags = ctx.flags();
     let may_be_heard = !flags.is_master()
         || flags.is_loading()

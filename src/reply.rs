@@ -1,4 +1,4 @@
-//! The strings on the wire.
+//! The text of every reply: errors, and the messages to waiters with `NOTIFY`.
 
 use std::borrow::Cow;
 
@@ -7,52 +7,53 @@ use rlock_core::{Answer, Kind, Notice, Refusal, WaitEdge};
 use crate::ffi::Ctx;
 use crate::quarantine;
 
-// The reply to a command that panicked.
 pub(crate) use crate::ffi::INTERNAL_ERROR;
 
 pub(crate) const WHILE_FINISHING: &str =
-    "ERR commands of rlock cannot run while it creates or deletes a key: call them after the event";
+    "ERR rlock commands cannot run while it creates or deletes a key; call them after the keyspace event";
 pub(crate) const READONLY: &str = "READONLY You can't write against a read only replica.";
 pub(crate) const SESSION_WITHOUT_CONNECTION: &str =
-    "ERR SESSION needs a connection of its own: it cannot be used in scripts and by other modules";
+    "ERR SESSION needs a client connection; scripts and other modules cannot use it";
 pub(crate) const NOTIFY_WITHOUT_CONNECTION: &str =
-    "ERR NOTIFY needs a connection of its own: it cannot be used in scripts and by other modules";
+    "ERR NOTIFY needs a client connection; scripts and other modules cannot use it";
 pub(crate) const NOTIFY_WITHOUT_PERMISSION: &str =
-    "NOPERM this user has no permission to publish to the channel of NOTIFY: see ACL SETUSER, &pattern";
+    "NOPERM this user may not publish to the NOTIFY channel; allow it with ACL SETUSER user &pattern";
 pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
-    "ERR NOTIFY belongs to BLOCK ms, and needs REQ id: by the id the answer is told from others on the channel";
+    "ERR NOTIFY requires BLOCK and REQ; the REQ id identifies the answer on the channel";
 pub(crate) const CLAIM_WITHOUT_BLOCK: &str =
-    "ERR CLAIM belongs to BLOCK ms: it is about a hold that begins after a wait";
+    "ERR CLAIM requires BLOCK; it applies to a hold that is granted after a wait";
 pub(crate) const GRACE_WITHOUT_PLACE: &str =
-    "ERR GRACE belongs to BLOCK ms or QUEUE ms: it is about the place that they take";
+    "ERR GRACE requires BLOCK or QUEUE; it applies to the place that they take in the queue";
 pub(crate) const GRACE_OF_NO_PLACE: &str =
-    "ERR GRACE 0 keeps no place without a connection, which is what QUEUE asks for";
-pub(crate) const NOTIFY_WITHOUT_PUBSUB: &str = "ERR NOTIFY is not possible on this server: its command PUBSUB is renamed or disabled, and by it the module sees who listens";
+    "ERR QUEUE requires a GRACE above 0; with GRACE 0 its place, which has no connection, would not be kept";
+pub(crate) const NOTIFY_WITHOUT_PUBSUB: &str =
+    "ERR NOTIFY is unavailable: the PUBSUB command, which finds listeners, is renamed or disabled on this server";
 pub(crate) const NOTIFY_IN_OTHER_SLOT: &str =
-    "CROSSSLOT the channel of NOTIFY is one of a shard, and must be in the slot of the keys: give it their {tag}";
-pub(crate) const KEYS_CROSS_SLOTS: &str =
-    "CROSSSLOT the keys are not all in one slot of the cluster: give them a {tag} in common";
+    "CROSSSLOT the NOTIFY channel must be in the slot of the keys; give it their {tag}";
+pub(crate) const KEYS_CROSS_SLOTS: &str = "CROSSSLOT the keys are in different slots; give them a common {tag}";
 pub(crate) const SLOT_MOVES: &str =
-    "TRYAGAIN the slot of the keys is on its way to another node, and not all of them are here";
+    "TRYAGAIN the slot of the keys is migrating, and some of the keys are on another node";
 pub(crate) const NOTIFY_WITHOUT_NUMBER: &str =
-    "MAXWAITERS requests wait for answers on so many channels that there is no number for another one";
+    "MAXWAITERS waiting requests use too many NOTIFY channels; share channels, or retry later";
 pub(crate) const EFFECT_FROM_CLIENT: &str =
-    "ERR RLOCK.APPLY is internal: it is taken only from a master or from the append-only file";
-pub(crate) const EFFECT_UNREADABLE: &str = "ERR this effect cannot be read";
-pub(crate) const EFFECT_MISFIT: &str = "ERR the key holds something else than this effect is about";
+    "ERR RLOCK.APPLY is internal; only a master or the append-only file may send it";
+pub(crate) const EFFECT_UNREADABLE: &str = "ERR this effect cannot be parsed";
+pub(crate) const EFFECT_MISFIT: &str = "ERR this effect does not fit the value of the key";
 
-/// NOTOWNER of one of several keys.
+/// The error of a command for several keys, one of which the owner does not hold.
 pub(crate) fn not_owner_of(key: &[u8]) -> String {
-    format!("NOTOWNER this owner does not hold \"{}\": it never did, or its lease has ended", shown(key))
+    format!("NOTOWNER this owner does not hold \"{}\"; its lease may have expired", shown(key))
 }
 
-/// CLAIM of several keys, one of which is held.
+/// The error of a MACQUIRE with CLAIM whose owner already holds one of the keys.
 pub(crate) fn claims_held(key: &[u8]) -> String {
-    format!("ERR CLAIM is for holds that begin, and this owner holds \"{}\" already", shown(key))
+    format!("ERR CLAIM applies to new holds only, and this owner already holds \"{}\"", shown(key))
 }
 
-/// DEADLOCK with the cycle, or as much of it as was kept. Of a key that the user may not read neither the name is told nor who
-/// waits for it or holds it, but for the owner that asks.
+/// The DEADLOCK error with the cycle, or as much of it as the engine kept.
+///
+/// If the user may not read a key, `*` stands for its name, its waiter and its holder. The owner
+/// that gets this error is always named.
 fn deadlock(ctx: Ctx<'_>, client: u64, cycle: &[WaitEdge]) -> String {
     let (me, user) = (cycle.first().map(|edge| &edge.waiter), ctx.user_of(client));
     let edge = |edge: &WaitEdge| {
@@ -67,7 +68,7 @@ fn deadlock(ctx: Ctx<'_>, client: u64, cycle: &[WaitEdge]) -> String {
     format!("DEADLOCK the owner would wait for itself: {}", edges.join(", "))
 }
 
-/// A name in an error: escaped as redis-cli shows it, and cut at 64 bytes.
+/// A name as errors show it: escaped as by redis-cli, and cut at 64 bytes.
 pub(crate) fn shown(name: &[u8]) -> String {
     const MAX_SHOWN: usize = 64;
     let mut text = String::new();
@@ -84,12 +85,13 @@ pub(crate) fn shown(name: &[u8]) -> String {
     text
 }
 
-/// Why a request changed nothing, for the person who gets it.
+/// Replies with the error of a refused request.
 pub(crate) fn refusal(ctx: Ctx<'_>, refusal: Refusal) {
     ctx.reply_error(&refusal_text(ctx, ctx.client(), refusal));
 }
 
-/// The text of an error, for the user of the connection `client`.
+/// The error of a refused request. It shows only keys that the user of the connection `client` may
+/// read.
 fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str> {
     match refusal {
         Refusal::WrongType { found: None } => {
@@ -102,61 +104,55 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
                 Kind::RwLock => ("read-write lock", "RRWLOCK"),
                 Kind::Semaphore => ("semaphore", "RSEMAPHORE"),
             };
-            format!("WRONGTYPE the key holds a {name}, which the commands of {family} are for").into()
+            format!("WRONGTYPE the key holds a {name}; use the {family} commands").into()
         }
-        // A command for many keys names the one that is meant: see `crate::commands::many`.
-        Refusal::NotOwner { .. } => {
-            "NOTOWNER this owner does not hold the lock: it never did, or its lease has ended".into()
-        }
+        // For a command with several keys, `crate::commands::many` names the key.
+        Refusal::NotOwner { .. } => "NOTOWNER this owner does not hold the lock; its lease may have expired".into(),
+        // Clients read the number at the end.
         Refusal::Stale { last_id } => {
-            format!("STALE request ids of an owner rise, and the last one here was {last_id}").into()
+            format!("STALE an owner's request ids must rise; the last one for this key was {last_id}").into()
         }
-        Refusal::CountOverflow => {
-            format!("ERR the owner holds the lock {} times, and more cannot be counted", u32::MAX).into()
-        }
+        Refusal::CountOverflow => format!("ERR the owner holds the lock {} times, the maximum", u32::MAX).into(),
         Refusal::CountUnderflow { held } => format!("ERR the owner holds only {held}").into(),
         Refusal::KeepsReentered { held } => {
-            format!("ERR KEEP ends a hold, and the owner has acquired this one {held} times: release the others first")
+            format!("ERR KEEP ends a hold, but the owner has acquired this one {held} times; release the others first")
                 .into()
         }
-        // A command for many keys names the one that is meant: see `crate::commands::many`.
+        // For a command with several keys, `crate::commands::many` names the key.
         Refusal::ClaimsHeld { .. } => {
-            "ERR CLAIM is for holds that begin, and the owner holds one of the keys already".into()
+            "ERR CLAIM applies to new holds only, and this owner already holds one of the keys".into()
         }
         Refusal::HoldsOther { held } => {
-            format!("ERR ONCE asks for another number of permits than the owner holds, which is {held}").into()
+            format!("ERR with ONCE the owner must ask for the number of permits that it holds, which is {held}").into()
         }
         Refusal::Deadlock(cycle) => deadlock(ctx, client, &cycle).into(),
         Refusal::TooManyPermits { permits } => {
-            format!("ERR the semaphore has {permits} permits, more cannot be asked for at once").into()
+            format!("ERR the semaphore has {permits} permits, fewer than requested").into()
         }
-        Refusal::NoSemaphore => {
-            "NOSEMAPHORE there is no semaphore under this key; make one with RSEMAPHORE.INIT".into()
-        }
+        Refusal::NoSemaphore => "NOSEMAPHORE this key holds no semaphore; create one with RSEMAPHORE.INIT".into(),
         Refusal::NoPermission => {
-            "NOPERM this user has no permission any more to acquire the lock; its rights were changed while it waited"
-                .into()
+            "NOPERM this user may no longer acquire the lock; its ACL rules changed while it waited".into()
         }
-        Refusal::NoTokens => "NOTOKENS the fencing tokens of this server are used up, because a clock or a file was \
-             wrong; see rlock_tokens_left in docs/operations.md"
+        Refusal::NoTokens => "NOTOKENS this server has no fencing tokens left, because a clock or a file was wrong; \
+             see rlock_tokens_left in docs/operations.md"
             .into(),
         Refusal::MaxPlaces { limit } => {
-            format!("MAXWAITERS {limit} places are all that the queue of this lock may have, see rlock.max-places")
-                .into()
+            format!("MAXWAITERS the queue of this lock may have at most {limit} places; see rlock.max-places").into()
         }
+        // Clients read the number before `ms left`.
         Refusal::Quarantine { left_ms } => format!(
-            "QUARANTINE {}, and locks that were granted before may still be held; {left_ms} ms left",
+            "QUARANTINE {}, so locks granted before that may still be held; {left_ms} ms left",
             quarantine::reason()
         )
         .into(),
-        Refusal::NoReplicas => "NOREPLICAS too few replicas follow this master, see rlock.min-replicas".into(),
+        Refusal::NoReplicas => "NOREPLICAS too few replicas follow this master; see rlock.min-replicas".into(),
         Refusal::MaxWaiters { limit } => {
-            format!("MAXWAITERS {limit} requests may wait at once on this server, see rlock.max-waiters").into()
+            format!("MAXWAITERS at most {limit} requests may wait on this server; see rlock.max-waiters").into()
         }
     }
 }
 
-/// What a waiter is told in the end.
+/// Sends the answer to a blocked waiter.
 pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
     match answer {
         Answer::Granted(token) => ctx.reply_integer(token),
@@ -166,7 +162,7 @@ pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
     }
 }
 
-/// The same as a message on a channel.
+/// The answer to a waiter with `NOTIFY`, as a message on its channel.
 pub(crate) fn message(ctx: Ctx<'_>, Notice { id, client, .. }: Notice, answer: Answer) -> String {
     match answer {
         Answer::Granted(token) => format!("granted {id} {token}"),
@@ -179,17 +175,17 @@ pub(crate) fn message(ctx: Ctx<'_>, Notice { id, client, .. }: Notice, answer: A
     }
 }
 
-/// The answers that are errors.
+/// The text of an answer that is an error.
 fn error_text(ctx: Ctx<'_>, client: u64, answer: Answer) -> Cow<'static, str> {
     match answer {
         Answer::Refused(refusal) => refusal_text(ctx, client, refusal),
         Answer::Cancelled => "UNBLOCKED the request was cancelled".into(),
-        Answer::Closed => "UNBLOCKED the connection that asked has closed".into(),
-        Answer::Expired => "UNBLOCKED the lock was granted, and its lease ended before this could be told".into(),
+        Answer::Closed => "UNBLOCKED the connection that sent the request has closed".into(),
+        Answer::Expired => "UNBLOCKED the lock was granted, but its lease expired before this answer was sent".into(),
         Answer::Demoted => "UNBLOCKED this server is a replica now".into(),
         Answer::Moved => "UNBLOCKED another node of the cluster serves the keys now".into(),
         Answer::Superseded | Answer::Continued | Answer::TimedOut | Answer::Granted(_) | Answer::GrantedMany(_) => {
-            "SUPERSEDED another request of this owner has taken its place; do not ask again".into()
+            "SUPERSEDED a newer request of this owner replaced this one; do not retry".into()
         }
     }
 }

@@ -1,15 +1,17 @@
-//! Channels of a cluster that have lost their listeners.
+//! Finds the shard channels that have lost their listeners, in a cluster.
 //!
-//! In a cluster a channel is one of a shard, and goes to another node together with its slot. The server ends all subscriptions of the
-//! slot then, without a word to modules, and the slot may be back before anybody looks. The waits for which the
-//! subscriptions were are over.
+//! A shard channel moves to another node together with its slot. The server then ends all
+//! subscriptions of the slot without notifying modules, and the slot may be back before the module
+//! looks. The waits with these subscriptions must end.
 //!
-//! So a *round* goes over the slots that have channels, and begins with each regular tick of the server. It *visits* each slot
-//! until it finds somebody who listens there, which nearly always is at the first look: a slot that goes leaves
-//! nobody. A channel to which nobody listens any more is lost. Each visit begins where the last one ended, so if some listeners are back
-//! already, the others are missed a tick or a few later.
+//! So each tick of the server begins a *round* over the slots that have channels. The round
+//! *visits* each slot: it checks the slot's channels until it finds one with a listener. That is
+//! nearly always the first one, because a slot that moves leaves no subscription behind. A channel
+//! that has lost its listeners ends its waits. Each visit continues where the last visit of the
+//! slot ended. If some clients have subscribed again already, a later tick finds the channels of
+//! the others.
 //!
-//! Invariant: each channel that `channels` knows is here, under its slot, and no other one. `notices` sees to that.
+//! Invariant: this table has exactly the channels of `channels`, by slot. `notices` maintains it.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -28,42 +30,42 @@ use crate::turn;
 /// How long a round may take in one turn of the event loop.
 const BUDGET: Duration = Duration::from_millis(1);
 
-/// How many channels a visit looks at in vain: nobody has ever listened to them, so nobody is missed.
-const LOOKS_IN_VAIN: usize = 64;
+/// The most channels without a first listener that a visit checks: they cannot have lost one.
+const MAX_WITHOUT_LISTENER: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Subscribers {
-    /// Nobody has listened yet: whoever asks before it subscribes is given the time to do so.
+    /// No client has listened yet: it may send the request first and subscribe later.
     NotYet,
     Present,
-    /// The engine was told.
+    /// The channel has lost its listeners, and the engine knows.
     Gone,
 }
 
 #[derive(Default)]
 struct Slot {
     channels: BTreeMap<Channel, Subscribers>,
-    last_look: Option<Channel>,
+    last_checked: Option<Channel>,
 }
 
 impl Slot {
-    /// The channel after that which was looked at last.
+    /// The channel after the last one that was checked.
     fn next(&mut self) -> Option<(Channel, Subscribers)> {
-        let from = self.last_look.map_or(Bound::Unbounded, Bound::Excluded);
+        let from = self.last_checked.map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.channels.range((from, Bound::Unbounded)).next().or_else(|| self.channels.first_key_value());
         let (channel, subscribers) = next.map(|(channel, subscribers)| (*channel, *subscribers))?;
-        self.last_look = Some(channel);
+        self.last_checked = Some(channel);
         Some((channel, subscribers))
     }
 }
 
-/// The look at a slot that is going on.
+/// The visit of a slot that is going on.
 #[derive(Clone, Copy)]
 struct Visit {
     slot: u16,
-    /// How many looks are left until each channel had one.
+    /// The number of channels that this visit has not checked.
     left: usize,
-    in_vain: usize,
+    without_listener: usize,
 }
 
 #[derive(Default)]
@@ -76,7 +78,7 @@ impl ShardChannels {
     /// Begins to visit the next slot, or ends the round after the last one.
     fn visit_from(&mut self, from: Bound<u16>) {
         let next = self.slots.range((from, Bound::Unbounded)).next();
-        self.visit = next.map(|(slot, known)| Visit { slot: *slot, left: known.channels.len(), in_vain: 0 });
+        self.visit = next.map(|(slot, known)| Visit { slot: *slot, left: known.channels.len(), without_listener: 0 });
     }
 
     fn set(&mut self, slot: u16, channel: Channel, subscribers: Subscribers) {
@@ -92,14 +94,14 @@ fn with<R>(body: impl FnOnce(&mut ShardChannels) -> R) -> Option<R> {
     SHARD_CHANNELS.with(|channels| body(channels.get_or_insert_default()))
 }
 
-/// A channel is known from now on.
+/// Adds a channel.
 pub(crate) fn add(channel: Channel, name: &[u8]) {
     if server::is_cluster() {
         with(|known| known.slots.entry(slot_of(name)).or_default().channels.insert(channel, Subscribers::NotYet));
     }
 }
 
-/// A channel is of no interest any more.
+/// Removes a channel.
 pub(crate) fn remove(channel: Channel, name: &[u8]) {
     if !server::is_cluster() {
         return;
@@ -131,28 +133,28 @@ pub(crate) fn waited_for(ctx: Ctx<'_>, channel: Channel) {
     }
 }
 
-/// The server's regular tick: a round begins, if the last one has ended.
+/// The server's tick: begins a round, if the last one has ended.
 pub(crate) fn on_tick(ctx: Ctx<'_>) {
     with(|known| {
         if known.visit.is_none() {
             known.visit_from(Bound::Unbounded);
         }
     });
-    go_on(ctx);
+    continue_round(ctx);
 }
 
-/// Goes on with a round, as far as the budget goes.
-pub(crate) fn go_on(ctx: Ctx<'_>) {
+/// Continues the round within the budget.
+pub(crate) fn continue_round(ctx: Ctx<'_>) {
     if with(|known| known.visit.is_some()) != Some(true) {
         return;
     }
     if !server::decides() {
-        // A replica has ended all of its waits.
+        // A replica has no waits: they ended at the demotion.
         with(|known| known.visit = None);
         return;
     }
     let start_us = clock::mono_us();
-    while look_at_next(ctx) {
+    while check_next(ctx) {
         if Duration::from_micros(clock::mono_us().saturating_sub(start_us)) >= BUDGET {
             turn::wake_event_loop();
             return;
@@ -160,29 +162,31 @@ pub(crate) fn go_on(ctx: Ctx<'_>) {
     }
 }
 
-/// Looks at one channel. `false` if the round has come to its end.
-fn look_at_next(ctx: Ctx<'_>) -> bool {
+/// Checks one channel. `false` if the round has ended.
+fn check_next(ctx: Ctx<'_>) -> bool {
     let Some(visit) = with(|known| known.visit).flatten() else {
         return false;
     };
     let next = with(|known| known.slots.get_mut(&visit.slot).and_then(Slot::next)).flatten();
-    let Some((channel, subscribers)) = next.filter(|_| visit.left > 0 && visit.in_vain < LOOKS_IN_VAIN) else {
+    let next = next.filter(|_| visit.left > 0 && visit.without_listener < MAX_WITHOUT_LISTENER);
+    let Some((channel, subscribers)) = next else {
         with(|known| known.visit_from(Bound::Excluded(visit.slot)));
         return true;
     };
-    let is_heard = look(ctx, visit.slot, channel, subscribers);
-    with(|known| match is_heard {
+    let has_listeners = check(ctx, visit.slot, channel, subscribers);
+    with(|known| match has_listeners {
         Some(true) => known.visit_from(Bound::Excluded(visit.slot)),
         _ => {
-            let in_vain = visit.in_vain.saturating_add(usize::from(is_heard.is_none()));
-            known.visit = Some(Visit { left: visit.left.saturating_sub(1), in_vain, ..visit });
+            let without_listener = visit.without_listener.saturating_add(usize::from(has_listeners.is_none()));
+            known.visit = Some(Visit { left: visit.left.saturating_sub(1), without_listener, ..visit });
         }
     });
     true
 }
 
-/// Whether somebody listens to a channel: `None` if nobody does who is missed.
-fn look(ctx: Ctx<'_>, slot: u16, channel: Channel, subscribers: Subscribers) -> Option<bool> {
+/// Whether a channel has listeners. `Some(false)` if it has lost them; `None` if it never had any,
+/// and may still get one.
+fn check(ctx: Ctx<'_>, slot: u16, channel: Channel, subscribers: Subscribers) -> Option<bool> {
     if subscribers == Subscribers::Gone {
         return Some(false);
     }
@@ -191,7 +195,8 @@ fn look(ctx: Ctx<'_>, slot: u16, channel: Channel, subscribers: Subscribers) -> 
         with(|known| known.set(slot, channel, Subscribers::Present));
         return Some(true);
     }
-    // A slot that is on its way is not served either, for a name that is no key; nobody listens all the same.
+    // `serves` also fails while the slot is migrating, because no key has this name. Ending the
+    // waits is right then too: the channel has no listeners.
     if subscribers == Subscribers::NotYet && ctx.serves(&[name.arg()]) {
         return None;
     }

@@ -1,10 +1,11 @@
-//! One timer of the server's behind all deadlines.
+//! One timer of the server for all deadlines.
 //!
-//! It is armed for the next deadline of the engine. `jobs` does the work when it goes off.
+//! It is armed for the next deadline of the engine. When it fires, `jobs` does the work.
 //!
-//! The server's timers run on the wall clock, so `jobs` looks at the clock that never steps. The server's regular tick asks
-//! [`stop_overdue`], so that no step of the wall clock delays anything for longer than a tick. Arming the timer anew would not
-//! do: the server sleeps until the earliest of all modules' timers, and it does not see that the clock has jumped beyond that one.
+//! The server's timers run on the wall clock, so `jobs` compares deadlines with the steady clock.
+//! The server's tick calls [`stop_overdue`], so a step of the wall clock delays nothing for longer
+//! than a tick. Arming the timer again would not be enough: the server sleeps until the earliest
+//! timer of all modules, and does not notice that the clock has jumped past it.
 
 use rlock_core::US_PER_MS;
 
@@ -13,10 +14,12 @@ use crate::ffi::{self, MainThread, TimerId};
 use crate::state;
 use crate::turn;
 
-/// A deadline that is farther away is looked at again then. When a timer was started by a timer, the event loop of the server's takes what is left
-/// as an `int`: of microseconds in Redis 7.0, which ends at 35 minutes, and of milliseconds in Redis up to 8.6 and Valkey up to 8.0, which
-/// ends at 24 days. Beyond that it would come round to a moment that has passed, and the server would not sleep any more
-/// (redis/redis#12474, valkey-io/valkey#1057).
+/// The longest delay of the timer. It fires earlier than a later deadline, and is armed again.
+///
+/// If a timer callback starts a timer, the server's event loop stores the delay in an `int`: in
+/// microseconds in Redis 7.0, which overflows after 35 minutes; in milliseconds in Redis up to 8.6
+/// and Valkey up to 8.0, which overflows after 24 days. The delay would wrap around to the past,
+/// and the server would no longer sleep (redis/redis#12474, valkey-io/valkey#1057).
 const LONGEST_DELAY_MS: u64 = 30 * 60 * 1000;
 
 struct Armed {
@@ -26,24 +29,24 @@ struct Armed {
 
 static ARMED: MainThread<Option<Armed>> = MainThread::new(None);
 
-/// Arms the timer for the next deadline, if it is not armed for an earlier moment.
+/// Arms the timer for the engine's next deadline, unless it is armed for an earlier one.
 pub(crate) fn arm() {
     arm_for(state::with_engine(|engine| engine.next_timeout_us()).flatten());
 }
 
-/// Arms the timer for a deadline that is known.
+/// Arms the timer for a deadline, if there is one.
 pub(crate) fn arm_for(due_us: Option<u64>) {
     if let Some(due_us) = due_us {
         arm_at(due_us);
     }
 }
 
-/// Arms the timer for right after what is going on.
+/// Arms the timer to fire as soon as possible.
 pub(crate) fn arm_soon() {
     arm_at(0);
 }
 
-/// Arms the timer for a moment of the clock that never steps.
+/// Arms the timer for a time of the steady clock, unless it is armed for an earlier one.
 pub(crate) fn arm_at(due_us: u64) {
     ARMED.with(|armed| {
         if let Some(armed) = armed
@@ -61,12 +64,13 @@ pub(crate) fn arm_at(due_us: u64) {
     });
 }
 
-/// The timer went off.
-pub(crate) fn went_off() {
+/// The timer has fired.
+pub(crate) fn fired() {
     ARMED.with(|armed| *armed = None);
 }
 
-/// Stops the timer if it is overdue, which means that a step of the wall clock has delayed it. Returns whether it was.
+/// Stops the timer if it is overdue because a step of the wall clock delayed it. Returns whether it
+/// was.
 pub(crate) fn stop_overdue() -> bool {
     let overdue = ARMED.with(|armed| armed.take_if(|armed| armed.due_us < clock::mono_us()));
     let Some(armed) = overdue.flatten() else {

@@ -1,20 +1,21 @@
 //! A turn of the server's event loop: from waking up until the loop sleeps again.
 //!
-//! What a module does at the end of a turn is done when the server says that it is about to sleep. After that it still runs commands: those that clients
-//! had sent behind a wait that is over now, and on some servers those that threads have read. What is left for the end of a turn then, and timers that are
-//! started, would have to wait until something else wakes the loop.
+//! The module does the work of the end of a turn in the server's `BEFORE_SLEEP` event. After that
+//! event the server still runs commands: those that a client had sent behind a wait that has just
+//! ended, and on some servers those that I/O threads have read. Work that they leave for the end of
+//! the turn, and timers that they start, would have to wait until something else wakes the loop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ffi;
 
-/// Whether the server has said that it is about to sleep.
+/// Whether `BEFORE_SLEEP` has come in this turn.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Whether it was told not to.
+/// Whether the loop will run once more without sleeping.
 static HAS_MORE: AtomicBool = AtomicBool::new(false);
 
-/// A turn begins.
+/// Begins a turn.
 pub(crate) fn begin() {
     IS_OVER.store(false, Ordering::Relaxed);
     HAS_MORE.store(false, Ordering::Relaxed);
@@ -25,19 +26,22 @@ pub(crate) fn end() {
     IS_OVER.store(true, Ordering::Relaxed);
 }
 
-/// Lets the event loop run once more without sleeping. Redis 7.0 has looked at its timers already when it says that it is about to
-/// sleep: one that is started then goes off when the sleep ends.
+/// Lets the event loop run once more without sleeping. A timer alone is not enough: Redis 7.0 has
+/// computed the length of the sleep before `BEFORE_SLEEP`, so a timer that is started later fires
+/// only when the sleep ends.
 pub(crate) fn wake_event_loop() {
     ffi::in_next_turn(on_wake);
 }
 
-/// The event loop has woken. It may have done so while a script goes on for long, and then it is still the same turn: what comes after that wakes it again.
-/// What the script itself has left waits for the server's tick.
+/// The event loop has woken. It also wakes during a long script, within the same turn; so work
+/// after that must be able to wake it again. Work that the script itself leaves waits for the
+/// server's tick.
 fn on_wake() {
     HAS_MORE.store(false, Ordering::Relaxed);
 }
 
-/// Something was left for the end of this turn, or for a timer: if it is too late for that, another turn comes at once.
+/// Something was left for the end of this turn, or for a timer. If `BEFORE_SLEEP` has come already,
+/// another turn follows at once.
 pub(crate) fn expect_more() {
     if IS_OVER.load(Ordering::Relaxed) && !HAS_MORE.swap(true, Ordering::Relaxed) {
         wake_event_loop();

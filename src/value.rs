@@ -12,10 +12,10 @@ use crate::ffi::{Arg, Digest, Load, Save, log_warning};
 use crate::state;
 use crate::timer;
 
-/// The version of the payload. A newer one is refused.
+/// The version of the payload format. The module refuses newer versions.
 pub(crate) const PAYLOAD_VERSION: i32 = 1;
 
-/// Reads a value. `None` refuses it: the server then fails the command or the load.
+/// Reads a value. With `None` the server fails the command or the load.
 pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     if version != PAYLOAD_VERSION {
         log_warning(&format!(
@@ -27,7 +27,7 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     let mut lock = match load.bytes(|bytes| decode(bytes, now))? {
         Ok(lock) => lock,
         Err(error) => {
-            log_warning(&format!("the payload of a lock is broken: {}", error.0));
+            log_warning(&format!("the payload of a lock is malformed: {}", error.0));
             return None;
         }
     };
@@ -48,7 +48,7 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
         }
     }
     lock.shorten_leases(now);
-    // What comes by RESTORE has an event of its own once it is there; a load has none.
+    // After a RESTORE the server sends a keyspace event for the key. After a load it sends none.
     let loaded = match (flags.is_loading(), load.key(), load.db()) {
         (true, Some(name), Some(db)) => Some(rlock_core::Key { name: name.bytes().into(), db }),
         _ => None,
@@ -63,19 +63,24 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     Some(lock)
 }
 
-/// How far ahead a lease may end in a payload that comes by RESTORE: one that somebody made by hand must not hold a lock for ever. The clock of the
-/// server that saved it may be ahead of this one by some time, and the lease is shortened then.
+/// How far in the future a lease may end in a payload that RESTORE brings: the longest lease and a
+/// day. A payload made by hand must not hold a lock forever. The day allows for a clock of the
+/// saving server that is ahead of this one; the module then shortens the lease.
 const DEADLINE_LIMIT_MS: u64 = MAX_LEASE_MS + 24 * 60 * 60 * 1000;
 
-/// The highest token that a payload may have which comes by RESTORE: one that somebody made by hand must not use up the tokens. In a cluster a lock that is
-/// refused may be lost, because Redis 8.4 and newer goes on with the move of a slot over errors of the node that it moves to. There a token may be
-/// as far ahead as the clock of that slot's last node was, and further than tokens follow the clock: half of those that are left behind that are more than
-/// anybody uses.
+/// The highest token in a payload that RESTORE brings. A payload made by hand must not use up the
+/// tokens.
+///
+/// In a cluster the limit is far higher, because a refused lock may be lost: Redis 8.4 and newer
+/// continue the migration of a slot after an error of the target node. There a token may be as far
+/// ahead as the clock of the slot's last node was, and above [`TOKEN_CLOCK_END_US`]. The limit
+/// still leaves half of the tokens above that value, more than a server can use.
 fn token_limit(is_cluster: bool, now: Now) -> u64 {
     if is_cluster { TOKEN_CLOCK_END_US.midpoint(MAX_TOKEN) } else { now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US) }
 }
 
-/// How many values were saved since the file that is being written was begun. A child that writes a file counts for itself.
+/// The number of values saved in the current RDB file. A child that writes a file has its own
+/// count.
 static SAVED: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) fn save(save: &Save, lock: &Lock) {
@@ -85,7 +90,7 @@ pub(crate) fn save(save: &Save, lock: &Lock) {
     save.bytes(&bytes);
 }
 
-/// Writes the effects that make the value anew.
+/// Writes the effects that recreate the value.
 pub(crate) fn rewrite(save: &Save, key: Arg<'_>, lock: &Lock) {
     let now = clock::now();
     let mut facts = Facts::default();
@@ -129,7 +134,8 @@ pub(crate) fn free_effort(lock: &Lock) -> usize {
     lock.holds().len().saturating_add(lock.queue().map_or(0, FairQueue::len)).max(1)
 }
 
-/// What two servers with the same lock agree on: everything but the deadlines.
+/// Adds everything but the deadlines to the digest: two servers with the same lock get the same
+/// one.
 pub(crate) fn digest(digest: &Digest, lock: &Lock) {
     let idle_ms = lock.idle().map_or(0, |idle| idle.idle_ms);
     digest.add(&[lock.kind().name().as_bytes(), &lock.permits().to_le_bytes(), &idle_ms.to_le_bytes()]);
@@ -152,14 +158,17 @@ pub(crate) fn digest(digest: &Digest, lock: &Lock) {
     }
 }
 
-/// An RDB file is about to be written.
+/// Called before the server writes an RDB file.
 pub(crate) fn begin_file() {
     SAVED.store(0, Ordering::Relaxed);
 }
 
-/// The end of an RDB file: writes the last token, where it costs nothing or says something. A file that has it cannot be loaded
-/// without the module, and neither can one that has a lock. Without a lock, the clock of whoever loads the file says as
-/// much as the last token, if that one followed the clock.
+/// Called at the end of an RDB file: writes the last token if it is needed.
+///
+/// A server without the module cannot load a file that has the token. So the token is left out of a
+/// file without locks, unless the token is ahead of the clock: otherwise the clock of the server
+/// that loads the file is enough. A file with locks needs the module anyway, and always has the
+/// token.
 pub(crate) fn end_file(save: &Save) {
     let last = state::with_engine(|engine| engine.last_token()).unwrap_or(0);
     let has_locks = SAVED.load(Ordering::Relaxed) > 0;
@@ -168,7 +177,7 @@ pub(crate) fn end_file(save: &Save) {
     }
 }
 
-/// Reads the last token, if a file has it: those of older versions always do.
+/// Reads the last token of a file. Files of older versions always have one.
 pub(crate) fn load_aux(load: &Load, version: i32) -> bool {
     if version != PAYLOAD_VERSION {
         return false;

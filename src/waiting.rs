@@ -1,11 +1,12 @@
-//! Clients that wait: from the block to the answer.
+//! Blocked clients: from the block to the answer.
 //!
-//! A ticket is in the table from the moment its client is blocked until the answer stands in the client's buffer or the client is gone,
-//! whichever comes first; so a handle in the table is valid.
+//! Invariant: the table has a ticket from the moment its client is blocked until the answer is in
+//! the client's buffer, or the client has disconnected. So each handle in the table is valid.
 //!
-//! Redis before 7.4 lets a client go within the command that hands it the lock, and if that command is a script which goes on for long, sends the
-//! answer before anything is propagated. There the clients are let go when the turn ends. Valkey asks for the answer within the command as
-//! well, but keeps it back until the turn ends.
+//! Redis before 7.4 unblocks a client within the command that hands over the lock. If that command
+//! is a long script, it sends the answer before the effects are propagated. On these servers the
+//! module unblocks clients at the end of the turn. Valkey also asks for the answer within the
+//! command, but holds it back until the end of the turn.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -20,27 +21,30 @@ use crate::turn;
 
 struct Waiting {
     handle: Blocked,
-    /// What to answer, once that is known.
+    /// The answer, once the engine has given it.
     answer: Option<Answer>,
-    /// The server was told the answer, and keeps it back.
-    is_kept_back: bool,
+    /// The server has the answer, and holds it back.
+    is_held_back: bool,
 }
 
-/// By their tickets. A tree, because a hash table rehashes all that wait when one more comes, and keeps its memory when they are gone.
+/// The blocked clients by ticket. A hash table would rehash all entries when it grows, and keep its
+/// memory when they are gone; a tree does neither.
 static WAITING: MainThread<BTreeMap<u64, Waiting>> = MainThread::new(BTreeMap::new());
 
-/// Tickets whose clients are to be let go when the turn ends.
+/// The tickets to unblock at the end of the turn.
 static DUE: MainThread<Vec<u64>> = MainThread::new(Vec::new());
 
-/// Blocks the client of this command under `ticket`. `false` if the server does not want to, or if a listener of the
-/// events of this very command has changed the lock so that the ticket was served already; the engine has been told.
+/// Blocks the client of this command under `ticket`.
+///
+/// `false` if the server refuses, which is reported to the engine, or if the wait is over already:
+/// a listener of this command's keyspace events may have changed the lock.
 pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
     if state::with_engine(|engine| engine.is_waiting(ticket)) != Some(true) {
         return false;
     }
     match ffi::block(ctx, key, ticket) {
         Some(handle) => {
-            let waiting = Waiting { handle, answer: None, is_kept_back: false };
+            let waiting = Waiting { handle, answer: None, is_held_back: false };
             WAITING.with(|table| table.insert(ticket, waiting));
             true
         }
@@ -54,7 +58,7 @@ pub(crate) fn start(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> bool {
 /// Answers a waiter.
 pub(crate) fn finish(ticket: u64, answer: Answer) {
     let handle = WAITING.with(|table| {
-        let waiting = table.get_mut(&ticket).filter(|waiting| !waiting.is_kept_back)?;
+        let waiting = table.get_mut(&ticket).filter(|waiting| !waiting.is_held_back)?;
         waiting.answer = Some(answer);
         Some(waiting.handle)
     });
@@ -64,15 +68,15 @@ pub(crate) fn finish(ticket: u64, answer: Answer) {
             turn::expect_more();
         }
         Some(handle) => ffi::unblock(handle),
-        // It is gone: the engine takes back what it was granted.
+        // The client has disconnected: the engine undoes its grant.
         None => left(ticket, false),
     }
 }
 
-/// The turn ends: lets those go that were to wait for it.
+/// The turn ends: unblocks the clients whose answers came in it.
 pub(crate) fn on_turn_end() {
     for ticket in DUE.with(mem::take).unwrap_or_default() {
-        // Its client may have gone meanwhile.
+        // The client may have disconnected meanwhile.
         let handle = WAITING.with(|table| table.get(&ticket).map(|waiting| waiting.handle)).flatten();
         if let Some(handle) = handle {
             ffi::unblock(handle);
@@ -80,7 +84,7 @@ pub(crate) fn on_turn_end() {
     }
 }
 
-/// The server asks for the answer of a ticket: because of `finish`, or because of CLIENT UNBLOCK … TIMEOUT.
+/// The server asks for the answer of a ticket, because of `finish` or CLIENT UNBLOCK … TIMEOUT.
 pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
     let Some(answer) = WAITING.with(|table| take_answer(table, ticket)).flatten() else {
         return;
@@ -94,37 +98,38 @@ pub(crate) fn on_answer(ctx: Ctx<'_>, ticket: u64) {
     }
 }
 
-/// What there is to answer. `None` if the server has asked before.
+/// The answer of a ticket, if it has one. The outer `None` says that the server has asked before.
 fn take_answer(table: &mut BTreeMap<u64, Waiting>, ticket: u64) -> Option<Option<Answer>> {
-    if !ffi::keeps_answers_back() {
+    if !ffi::holds_answers_back() {
         return Some(table.remove(&ticket)?.answer);
     }
-    let waiting = table.get_mut(&ticket).filter(|waiting| !waiting.is_kept_back)?;
-    waiting.is_kept_back = true;
+    let waiting = table.get_mut(&ticket).filter(|waiting| !waiting.is_held_back)?;
+    waiting.is_held_back = true;
     Some(waiting.answer.take())
 }
 
-/// The client of a ticket is gone, if it was not answered before.
-pub(crate) fn on_gone(ticket: u64) {
+/// The client of a ticket has disconnected. Does nothing if it got its answer before.
+pub(crate) fn on_disconnected(ticket: u64) {
     if WAITING.with(|table| table.remove(&ticket)).flatten().is_some() {
         left(ticket, false);
     }
 }
 
-/// The server has forgotten a ticket. What it kept back stands in the client's buffer now, if the client `is_there`.
-pub(crate) fn on_freed(ticket: u64, is_there: bool) {
+/// The server has freed the handle of a ticket. If the client `is_connected`, an answer that was
+/// held back is in its buffer now.
+pub(crate) fn on_freed(ticket: u64, is_connected: bool) {
     let waiting = WAITING.with(|table| table.remove(&ticket)).flatten();
-    if waiting.is_some_and(|waiting| !(waiting.is_kept_back && is_there)) {
+    if waiting.is_some_and(|waiting| !(waiting.is_held_back && is_connected)) {
         left(ticket, false);
     }
 }
 
-/// Whether the answer of a ticket stands in its client's buffer, or was sent.
+/// Whether the answer of a ticket is in its client's buffer, or was sent.
 pub(crate) fn is_answered(ticket: u64) -> bool {
     WAITING.with(|table| !table.contains_key(&ticket)).unwrap_or(false)
 }
 
-/// Tells the engine that a waiter is gone; `gave_up` that it was answered nil.
+/// Reports to the engine that a waiter has left. `gave_up`: it got nil.
 fn left(ticket: u64, gave_up: bool) {
     state::tell(|engine| engine.waiter_left(ticket, gave_up));
     timer::arm_soon();

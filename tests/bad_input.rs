@@ -135,12 +135,12 @@ fn an_error_names_the_argument_and_what_is_accepted() {
         ("RLOCK.ACQUIRE job a REQ 6 req 7", "option req is given twice"),
         ("RLOCK.ACQUIRE job a PX 5 EX 1", "options px and ex exclude each other"),
         ("RFAIRLOCK.ACQUIRE job a BLOCK 1 QUEUE 1", "options block and queue exclude each other"),
-        ("RRWLOCK.ACQUIRE job a PX 5", "the mode is read or write, not 'px'"),
-        ("RRWLOCK.RELEASE job a both", "the mode is read or write, not 'both'"),
+        ("RRWLOCK.ACQUIRE job a PX 5", "the mode must be read or write, not 'px'"),
+        ("RRWLOCK.RELEASE job a both", "the mode must be read or write, not 'both'"),
         ("RLOCK.MACQUIRE 3 job free a", "the owner, which follows numkeys keys, is missing"),
-        ("RLOCK.MACQUIRE 5 job free a", "numkeys is 5"),
+        ("RLOCK.MACQUIRE 5 job free a", "numkeys is 5, but fewer keys follow"),
         ("RLOCK.MRELEASE 2 job free", "the owner, which follows numkeys keys, is missing"),
-        ("RLOCK.MACQUIRE 2 job free PX 5000", "the owner is missing"),
+        ("RLOCK.MACQUIRE 2 job free PX 5000", "the owner is missing; found option 'px' instead"),
     ] {
         refusals.expect(command, "ERR", &[words]);
     }
@@ -162,13 +162,13 @@ fn a_wrong_kind_of_lock_is_named() {
     refusals.client.call("RRWLOCK.ACQUIRE rwlock a READ");
     refusals.state = snapshot(&mut refusals.client);
     for (key, words) in [
-        ("job", "the key holds a mutex, which the commands of rlock are for"),
-        ("fair", "the key holds a fair lock, which the commands of rfairlock are for"),
-        ("rwlock", "the key holds a read-write lock, which the commands of rrwlock are for"),
-        ("permits", "the key holds a semaphore, which the commands of rsemaphore are for"),
+        ("job", "the key holds a mutex; use the rlock commands"),
+        ("fair", "the key holds a fair lock; use the rfairlock commands"),
+        ("rwlock", "the key holds a read-write lock; use the rrwlock commands"),
+        ("permits", "the key holds a semaphore; use the rsemaphore commands"),
     ] {
         for family in ["RLOCK", "RFAIRLOCK", "RRWLOCK", "RSEMAPHORE"] {
-            if words.ends_with(&format!(" {} are for", family.to_lowercase())) {
+            if words.ends_with(&format!(" {} commands", family.to_lowercase())) {
                 continue;
             }
             let mode = if family == "RRWLOCK" { " READ" } else { "" };

@@ -133,7 +133,7 @@ fn of_several_keys_mrenew_claims_all_and_renew_one() {
     assert_eq!(other.call("RLOCK.HOLDS {s}x b"), 1);
 
     let refused = other.call("RLOCK.MACQUIRE 2 {s}y {s}x b BLOCK 0 CLAIM 300");
-    let text = "ERR CLAIM is for holds that begin, and this owner holds \"{s}x\" already";
+    let text = "ERR CLAIM applies to new holds only, and this owner already holds \"{s}x\"";
     assert_eq!(refused.expect_error("ERR"), text);
 }
 
@@ -142,7 +142,7 @@ fn of_several_keys_mrenew_claims_all_and_renew_one() {
 fn a_claim_without_a_wait_or_beyond_the_lease_is_an_error() {
     let server = Server::start();
     let mut client = server.client();
-    let (no_wait, longer) = ("CLAIM belongs to BLOCK ms", "is longer than the lease, which is");
+    let (no_wait, longer) = ("CLAIM requires BLOCK", "is longer than the lease, which is");
     for (request, text) in [
         ("RLOCK.ACQUIRE job a CLAIM 300", no_wait),
         ("RLOCK.ACQUIRE job a PX 60000 CLAIM 300", no_wait),

@@ -66,12 +66,12 @@ fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
     for (arguments, culprit) in [
         (
             "no-such-option 1",
-            "no-such-option; known are default-lease-ms, max-lease-ms, max-waiters, max-places, fair-grace-ms, quarantine-ms, quarantine-after, min-replicas, max-replica-lag-ms",
+            "unknown argument 'no-such-option'; expected default-lease-ms, max-lease-ms, max-waiters, max-places, fair-grace-ms, quarantine-ms, quarantine-after, min-replicas, max-replica-lag-ms",
         ),
-        ("default-lease-ms", "default-lease-ms"),
-        ("default-lease-ms soon", "default-lease-ms"),
-        ("quarantine-after never", "quarantine-after must be one of empty, restart, failover"),
-        ("default-lease-ms 0", "default-lease-ms"),
+        ("default-lease-ms", "the argument default-lease-ms needs a value"),
+        ("default-lease-ms soon", "default-lease-ms must be an integer from 1 to 31536000000, not 'soon'"),
+        ("quarantine-after never", "quarantine-after must be one of empty, restart, failover, not 'never'"),
+        ("default-lease-ms 0", "default-lease-ms must be an integer from 1 to 31536000000, not '0'"),
         ("max-waiters 10 default-lease-ms 31536000001", "default-lease-ms"),
     ] {
         let Err(log) = Server::try_start(arguments, &[]) else {

@@ -75,7 +75,7 @@ fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
             Err(log) => {
                 refused += 1;
                 let is_ours = log.contains("the responsible module is not able to load");
-                assert!(!is_ours || log.contains("rlock: the payload of a lock is broken: "), "it says why:\n{log}");
+                assert!(!is_ours || log.contains("rlock: the payload of a lock is malformed: "), "it says why:\n{log}");
                 by_the_module += usize::from(is_ours);
             }
         }

@@ -80,8 +80,11 @@ fn a_grace_without_a_place_is_an_error() {
     let server = Server::start();
     let mut client = server.client();
     for (options, text) in [
-        ("GRACE 5", "ERR GRACE belongs to BLOCK ms or QUEUE ms: it is about the place that they take"),
-        ("QUEUE 5 GRACE 0", "ERR GRACE 0 keeps no place without a connection, which is what QUEUE asks for"),
+        ("GRACE 5", "ERR GRACE requires BLOCK or QUEUE; it applies to the place that they take in the queue"),
+        (
+            "QUEUE 5 GRACE 0",
+            "ERR QUEUE requires a GRACE above 0; with GRACE 0 its place, which has no connection, would not be kept",
+        ),
     ] {
         assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job a {options}")).expect_error("ERR"), text);
     }

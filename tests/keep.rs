@@ -125,7 +125,7 @@ fn a_hold_that_was_acquired_twice_is_not_kept() {
         client.acquire("job a PX 60000");
         client.acquire("job a PX 60000");
         let refused = client.call("LOCK.RELEASE job a KEEP 600000");
-        let text = "ERR KEEP ends a hold, and the owner has acquired this one 2 times: release the others first";
+        let text = "ERR KEEP ends a hold, but the owner has acquired this one 2 times; release the others first";
         assert_eq!(refused.expect_error("ERR"), text);
         assert_eq!(client.call("LOCK.HOLDS job a"), 2);
     }

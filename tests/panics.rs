@@ -11,7 +11,7 @@ fn is_patched() -> bool {
     std::env::var_os("RLOCK_PATCH").is_some_and(|patch| patch == "panic-after-commit")
 }
 
-const CAUGHT: &str = "rlock caught a bug of its own";
+const CAUGHT: &str = "internal error in rlock";
 
 #[test]
 fn a_change_that_is_followed_by_a_panic_is_propagated_and_its_waiter_answered() {

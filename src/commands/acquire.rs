@@ -1,5 +1,8 @@
-//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [CLAIM ms] [SESSION ms] [REQ id] [ONCE] [NOTE text]`, on a fair lock with `[QUEUE ms] [GRACE ms]`, on a
-//! read-write lock with `READ|WRITE`, on a semaphore with `[PERMITS n]`
+//! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [CLAIM ms] [SESSION ms]
+//! [REQ id] [ONCE] [NOTE text]`
+//!
+//! A fair lock adds `[QUEUE ms] [GRACE ms]`, a read-write lock `READ|WRITE`, a semaphore
+//! `[PERMITS n]`.
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -45,7 +48,7 @@ fn acquire<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     acquire_keys(ctx, &[target.key], target.owner, wanted, &options, reply::refusal)
 }
 
-/// What a command that acquires is for.
+/// The command, and the kind and mode of lock that it acquires.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub(super) verb: Verb,
@@ -53,7 +56,7 @@ pub(super) struct Wanted {
     pub(super) mode: Mode,
 }
 
-/// Acquires one key, or all of many.
+/// Acquires one key, or all of several.
 pub(super) fn acquire_keys<'c>(
     ctx: Ctx<'c>,
     keys: &[Arg<'c>],
@@ -97,7 +100,7 @@ pub(super) fn acquire_keys<'c>(
         Ok(Acquired::Granted(tokens)) => ctx.reply_integer(tokens.first().copied().unwrap_or(0)),
         Ok(Acquired::Denied) => ctx.reply_nil(),
         Ok(Acquired::Waiting(ticket)) => {
-            // All keys are in one slot of a cluster: where the first is served, the others are.
+            // In a cluster all keys are in one slot, so the first key stands for all of them.
             if !keys.first().is_some_and(|key| waiting::start(ctx, *key, ticket)) {
                 ctx.reply_nil();
             }
@@ -120,11 +123,11 @@ pub(super) fn acquire_keys<'c>(
     Ok(())
 }
 
-/// The reply to a request with NOTIFY that waits. It is not an integer: a client that turns numbers into strings, or treats 0 as
-/// true, could mistake an integer for a token.
+/// The reply to a request with NOTIFY that waits. It is not an integer: a client that converts
+/// numbers to strings, or treats 0 as true, could mistake an integer for a token.
 const WAITING: &CStr = c"WAITING";
 
-/// The channel on which the request is to be answered.
+/// The channel of NOTIFY, if the request has one.
 fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Option<Channel>, Failure> {
     let Some(name) = options.bytes(Opt::Notify) else {
         return Ok(None);
@@ -138,7 +141,7 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
     if !ctx.user_may_publish(client, ctx.string(name).arg()) {
         return Err(Failure::Text(reply::NOTIFY_WITHOUT_PERMISSION));
     }
-    if !server::tells_who_listens() {
+    if !server::has_pubsub() {
         return Err(Failure::Text(reply::NOTIFY_WITHOUT_PUBSUB));
     }
     if server::is_cluster() && keys.first().is_some_and(|key| slot_of(key.bytes()) != slot_of(name)) {
@@ -147,7 +150,7 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
     notices::hold(name).map(Some).ok_or(Failure::Text(reply::NOTIFY_WITHOUT_NUMBER))
 }
 
-/// CLAIM needs BLOCK and at most the lease.
+/// CLAIM requires BLOCK, and is at most the lease.
 fn check_claim(options: &Options<'_>, lease_ms: u64) -> Result<(), Failure> {
     match options.integer(Opt::Claim) {
         Some(_) if !options.has(Opt::Block) => Err(Failure::Text(reply::CLAIM_WITHOUT_BLOCK)),
@@ -159,7 +162,7 @@ fn check_claim(options: &Options<'_>, lease_ms: u64) -> Result<(), Failure> {
     }
 }
 
-/// GRACE needs BLOCK or QUEUE, and QUEUE needs a grace.
+/// GRACE requires BLOCK or QUEUE; QUEUE requires a grace above 0.
 fn check_grace(options: &Options<'_>) -> Result<(), Failure> {
     match options.integer(Opt::Grace) {
         Some(_) if !options.has(Opt::Block) && !options.has(Opt::Queue) => {
@@ -170,7 +173,7 @@ fn check_grace(options: &Options<'_>) -> Result<(), Failure> {
     }
 }
 
-/// SESSION needs a connection.
+/// SESSION requires a client connection.
 fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
     if options.has(Opt::Session) && ctx.connection(ctx.flags()).is_none() {
         return Err(Failure::Text(reply::SESSION_WITHOUT_CONNECTION));
@@ -178,7 +181,8 @@ fn check_session(ctx: Ctx<'_>, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the request does if it is not granted at once. Where the client must not be blocked, BLOCK is one attempt.
+/// The way to wait if the lock is not free. If the client cannot be blocked, BLOCK is a single
+/// attempt.
 fn ask(options: &Options, may_block: bool, now: Now) -> Ask {
     match (options.integer(Opt::Block), options.integer(Opt::Queue)) {
         (Some(_), _) if !may_block => Ask::Try,

@@ -34,8 +34,9 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         return Err(Failure::Text(reply::EFFECT_FROM_CLIENT));
     }
     if !flags.is_loading() {
-        // The server passes on to its replicas what its master sent, but a module's command reaches its own append-only file
-        // only so. Also one that does not fit here: the file is to have what the master decided.
+        // The server itself forwards its master's stream to its replicas, but a module's command
+        // reaches the append-only file only by this call. Do it before anything can fail: the file
+        // must have what the master decided.
         ctx.replicate_verbatim();
     }
     let key = arguments::key(args)?;
@@ -44,7 +45,7 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let event = match parse_effect(facts, arguments, clock::now()) {
         Ok(event) => event,
         Err(error) => {
-            // Nobody reads the reply to a master. The log is where a stream of a newer version would show.
+            // A master ignores the reply. The log shows that the stream is of a newer version.
             log_warning(&format!(
                 "an effect could not be read ({}), so this server may differ from its master",
                 error.0

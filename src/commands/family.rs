@@ -1,4 +1,4 @@
-//! Families of commands: the same commands for each kind of lock.
+//! Command families: each kind of lock has the same commands.
 
 use std::ffi::{CStr, c_int};
 
@@ -9,15 +9,15 @@ use crate::arguments::{self, ArgumentError};
 use crate::ffi::{Arg, Args, ArgumentSpec, ValueSpec};
 use crate::options::Opt;
 
-/// What makes one family different from another.
+/// A family: the kind of its locks, the names of its commands, and their options.
 pub(super) trait Family {
     const KIND: Kind;
-    /// The mode of every hold; `None` if the command says READ or WRITE behind the owner.
+    /// The mode of every hold; `None` if the commands take READ or WRITE after the owner.
     const MODE: Option<Mode>;
-    /// Whether its INFO, PTTL, WAITERS and FORCERELEASE are for a lock of any kind.
+    /// Whether its INFO, PTTL, WAITERS and FORCERELEASE work on a lock of any kind.
     const IS_FOR_ANY_KIND: bool;
     const NAMES: Names;
-    /// The options of ACQUIRE and RELEASE, in the order of the pages.
+    /// The options of ACQUIRE and RELEASE, in the order of `docs/commands`.
     const ACQUIRE_OPTIONS: &'static [Opt];
     const RELEASE_OPTIONS: &'static [Opt];
 }
@@ -35,8 +35,8 @@ pub(super) struct Names {
     pub(super) waiters: &'static CStr,
 }
 
-/// The number of arguments of a command that names a hold and nothing else: the command, key and owner, and the mode if
-/// there is a choice.
+/// The number of arguments of a command that names a hold, without options: command, key, owner,
+/// and mode if the family has a choice.
 pub(super) const fn words_of_hold<F: Family>() -> c_int {
     if F::MODE.is_some() { 3 } else { 4 }
 }
@@ -44,7 +44,8 @@ pub(super) const fn words_of_hold<F: Family>() -> c_int {
 /// The options of RENEW.
 pub(super) const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Note, Opt::Token];
 
-/// The arguments behind the key of a command that names a hold: owner, mode if there is a choice, options.
+/// The arguments after the key of a command that names a hold: owner, mode if the family has a
+/// choice, options.
 pub(super) fn arguments_of_hold<F: Family>(options: &[Opt]) -> Vec<ArgumentSpec> {
     let mut positional = vec![owner_argument()];
     if F::MODE.is_none() {
@@ -56,16 +57,16 @@ pub(super) fn arguments_of_hold<F: Family>(options: &[Opt]) -> Vec<ArgumentSpec>
     with_options(positional, options)
 }
 
-/// The hold that a command is about.
+/// The hold that a command names.
 pub(super) struct Target<'a> {
     pub(super) key: Arg<'a>,
     pub(super) owner: &'a [u8],
     pub(super) mode: Mode,
-    /// Where the options begin.
+    /// The index of the first option.
     pub(super) options_at: usize,
 }
 
-/// Reads the hold that a command is about.
+/// Reads the hold that a command names.
 pub(super) fn target<F: Family>(args: Args<'_>) -> Result<Target<'_>, ArgumentError> {
     let (key, owner) = arguments::key_and_owner(args)?;
     Ok(match F::MODE {
@@ -97,7 +98,7 @@ impl Family for Mutex {
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Keep, Opt::Token];
 }
 
-/// RFAIRLOCK: one owner at a time, and a queue that is data.
+/// RFAIRLOCK: one owner at a time, with a queue that is stored in the value.
 pub(super) struct Fair;
 
 impl Family for Fair {
@@ -154,7 +155,7 @@ impl Family for RwLock {
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
 }
 
-/// RSEMAPHORE: a number of permits.
+/// RSEMAPHORE: up to a number of permits at a time.
 pub(super) struct Semaphore;
 
 impl Family for Semaphore {

@@ -1,4 +1,4 @@
-//! `RLOCK.FORCERELEASE key [TOKEN t]`, for a lock of any kind
+//! `RLOCK.FORCERELEASE key [TOKEN t]`, for a lock of any kind.
 
 use std::marker::PhantomData;
 

@@ -1,5 +1,7 @@
-//! `RLOCK.INFO key [OWNER owner]`, for a lock of any kind. Of very many holders a thousand are shown, and how many there are; those of one owner
-//! are found whoever else holds.
+//! `RLOCK.INFO key [OWNER owner]`, for a lock of any kind.
+//!
+//! It shows up to 1000 holders and the number of all holders. With OWNER it shows the holds of that
+//! owner, however many other holders there are.
 
 use std::marker::PhantomData;
 
@@ -13,7 +15,7 @@ use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::options::{Opt, options};
 use crate::state;
 
-/// How many holders are shown.
+/// The largest number of holders in a reply.
 const MAX_SHOWN: usize = 1000;
 
 const OPTIONS: &[Opt] = &[Opt::Owner];
@@ -51,7 +53,7 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
                 }
             }
             None => {
-                // The key is free, and its first waiters get their grants in a moment.
+                // The key is vacant but has waiters. The timer is about to grant the first of them.
                 let kind = state::with_engine(|engine| engine.kind_waited_for(name)).flatten();
                 if let Some(kind) =
                     kind.filter(|kind| (F::IS_FOR_ANY_KIND || *kind == F::KIND) && *kind != Kind::Semaphore)
@@ -64,7 +66,7 @@ fn info<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Whether there is a lock to speak of: a semaphore is there when idle, any other only while it is held.
+/// Whether the lock exists for users: a semaphore always, any other lock only while it is held.
 fn is_there(lock: &Lock, now: Now) -> bool {
     lock.kind() == Kind::Semaphore || lock.is_held(now)
 }
@@ -104,7 +106,7 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
     }
 }
 
-/// The former owner that keeps the lock closed, and the time left.
+/// The former owner of a lock that RELEASE … KEEP keeps closed, and the time until it opens.
 fn reply_kept(ctx: Ctx<'_>, kept: &Hold, now: Now) {
     ctx.reply_map(3);
     ctx.reply_bytes(b"owner");

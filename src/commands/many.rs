@@ -1,7 +1,8 @@
 //! `RLOCK.MACQUIRE`, `RLOCK.MRELEASE`, `RLOCK.MRENEW`: `numkeys key [key …] owner …`
 //!
-//! In a cluster the server takes such a command to the node of its first key, and the module looks at the others. A module can tell the server all of
-//! the keys (`getkeys-api`), but Valkey 8.0 and newer and Redis 8.6 ask it from I/O threads too, without a lock, and that crashes them.
+//! In a cluster the server routes these commands by their first key, and the module checks the
+//! other keys. A module could report all keys to the server (`getkeys-api`). But Valkey 8.0 and
+//! newer and Redis 8.6 ask for them from I/O threads too, without the global lock, and crash.
 
 use rlock_core::{Kind, Mode, Refusal, Verb, slot_of};
 
@@ -132,7 +133,7 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// In a cluster all keys have to be in one slot, and none of them at another node.
+/// In a cluster all keys must be in one slot, and on this node.
 fn check_slot(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> Result<(), Failure> {
     let Some((first, others)) = keys.split_first().filter(|_| server::is_cluster()) else {
         return Ok(());
@@ -141,14 +142,14 @@ fn check_slot(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> Result<(), Failure> {
     if others.iter().any(|key| slot_of(key.bytes()) != slot) {
         return Err(Failure::Text(reply::KEYS_CROSS_SLOTS));
     }
-    // That the cluster is up the server has seen.
+    // The server has checked the first key, and that the cluster is up.
     if others.is_empty() || ctx.serves(keys) {
         return Ok(());
     }
     Err(Failure::Text(reply::SLOT_MOVES))
 }
 
-/// Names the key that is not held.
+/// Replies with the error of a refused request. Where one key is to blame, the error names it.
 fn reply_refusal(ctx: Ctx<'_>, keys: &[Arg<'_>], refusal: Refusal) {
     match &refusal {
         Refusal::NotOwner { position } => {

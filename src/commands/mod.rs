@@ -1,4 +1,4 @@
-//! The commands: each parses its arguments, asks for one thing, and replies.
+//! The commands: each parses its arguments, sends one request to the engine, and replies.
 
 mod acquire;
 mod apply;
@@ -59,7 +59,7 @@ fn register_family<F: Family>(registrar: &Registrar<'_>) -> Result<(), LoadError
     registrar.command::<waiters::Waiters<F>>()
 }
 
-/// Why a command is answered with an error.
+/// The error of a command.
 enum Failure {
     Arguments(ArgumentError),
     Refused(Refusal),
@@ -78,7 +78,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// Replies with the error, if it is one.
+/// Replies with the error, if there is one.
 fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
     match result {
         Ok(()) => {}
@@ -88,19 +88,20 @@ fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
     }
 }
 
-/// Only a master decides. A writable replica is told so too: what it decided would be lost and contradicted.
+/// Fails on a replica, also on a writable one: its master would overwrite what it decided.
 fn check_master() -> Result<(), Failure> {
     if server::decides() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
 }
 
-/// The same for a command that acquires. What this command adds does not count when the data set is looked at.
+/// Like [`check_master`], for a command that acquires. It lets the quarantine check the data set
+/// first, before this command adds a key to it.
 fn check_granting_master(ctx: Ctx<'_>) -> Result<(), Failure> {
     check_master()?;
     quarantine::look(ctx);
     Ok(())
 }
 
-/// The lease of PX or EX, if the server allows it.
+/// The lease of PX or EX, in milliseconds. Fails if it is longer than `rlock.max-lease-ms`.
 fn lease_ms(options: &Options<'_>) -> Result<Option<u64>, Failure> {
     let (lease_ms, longest_ms) = (options.lease_ms(), configuration::max_lease_ms());
     match lease_ms {
@@ -113,10 +114,11 @@ fn lease_ms(options: &Options<'_>) -> Result<Option<u64>, Failure> {
     }
 }
 
-/// The answer when the engine is in use while a command runs, which would be a bug.
+/// The error of a command that finds the engine in use, which would be a bug.
 const ENGINE_IN_USE: Failure = Failure::Text(reply::INTERNAL_ERROR);
 
-/// Gives a key and its lock to a reading command of a family. `any_kind` takes other kinds too.
+/// Passes a key and its lock to a read-only command of a family. With `any_kind`, also a lock of
+/// another kind.
 fn read_lock<F: Family, R>(
     ctx: Ctx<'_>,
     key: Arg<'_>,
@@ -129,7 +131,7 @@ fn read_lock<F: Family, R>(
     match keys.value(KEY) {
         Value::Vacant => Ok(read(name, None)),
         Value::Lock(lock) if any_kind => Ok(read(name, Some(lock))),
-        // There is no semaphore to be read, as there is no lock.
+        // For a reader, a missing semaphore is a missing lock.
         value => match value.of_kind(F::KIND, now) {
             Ok(lock) => Ok(read(name, lock)),
             Err(Refusal::NoSemaphore) => Ok(read(name, None)),
@@ -138,17 +140,17 @@ fn read_lock<F: Family, R>(
     }
 }
 
-/// The owner, behind the key.
+/// The owner, after the key.
 fn owner_argument() -> ArgumentSpec {
     ArgumentSpec { name: c"owner", token: None, optional: false, value: ValueSpec::Bytes }
 }
 
-/// The number of permits of a semaphore, behind the key.
+/// The number of permits of a semaphore, after the key.
 fn permits_argument() -> ArgumentSpec {
     ArgumentSpec { name: c"permits", token: None, optional: false, value: ValueSpec::Integer }
 }
 
-/// The arguments of a command behind its keys: first those in a fixed place, then its options.
+/// The arguments of a command after its keys: positional ones first, then the options.
 fn with_options(mut positional: Vec<ArgumentSpec>, options: &[Opt]) -> Vec<ArgumentSpec> {
     for option in options {
         let Row { word, name, takes, group } = option.row();

@@ -1,4 +1,5 @@
-//! Whether a waiter may still have its lock: the rights of its user may have changed while it waited.
+//! The permission check before a waiter is granted: the ACL rules of its user may have changed
+//! while it waited.
 
 use std::ffi::CStr;
 
@@ -10,7 +11,7 @@ use super::many;
 use crate::channels;
 use crate::ffi::{Arg, Command, Keys, OwnedString};
 
-/// Whether the user of the connection `client` may still make `request`, for the keys that are open.
+/// Whether the user of the connection `client` may still send `request` for the open keys.
 pub(crate) fn is_permitted(keys: &Keys<'_>, client: u64, request: &Request) -> bool {
     let ctx = keys.ctx();
     let name = ctx.string(acquire_name(request).to_bytes());
@@ -22,14 +23,14 @@ pub(crate) fn is_permitted(keys: &Keys<'_>, client: u64, request: &Request) -> b
     words.push(name.arg());
     words.extend(count.as_ref().map(OwnedString::arg));
     words.extend(keys.names());
-    // The owner, for which any word will do.
+    // The owner. ACL rules do not look at it, so any word will do.
     words.push(name.arg());
     words.extend(mode.as_ref().map(OwnedString::arg));
     let channel = request.notify.and_then(|channel| channels::name_of(ctx, channel));
     ctx.client_may_run(client, &words, channel.as_ref().map(OwnedString::arg), keys.db())
 }
 
-/// The name of the command that made a request.
+/// The name of the command that sent a request.
 fn acquire_name(request: &Request) -> &'static CStr {
     match (request.verb, request.kind) {
         (Verb::AcquireMany, _) => many::Acquire::SPEC.name,

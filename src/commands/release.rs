@@ -1,5 +1,6 @@
-//! `RLOCK.RELEASE key owner [REQ id] [KEEP ms] [TOKEN t]`; on a read-write lock with `READ|WRITE` and without KEEP, on a semaphore with
-//! `[PERMITS n]` and without KEEP
+//! `RLOCK.RELEASE key owner [REQ id] [KEEP ms] [TOKEN t]`
+//!
+//! A read-write lock adds `READ|WRITE` and a semaphore `[PERMITS n]`; neither has KEEP.
 
 use std::marker::PhantomData;
 

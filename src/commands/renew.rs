@@ -1,4 +1,4 @@
-//! `RLOCK.RENEW key owner [PX ms | EX s] [TOKEN t]`
+//! `RLOCK.RENEW key owner [PX ms | EX s] [NOTE text] [TOKEN t]`
 
 use std::marker::PhantomData;
 
@@ -52,8 +52,8 @@ fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Renews the holds of all keys. What is answered is the smallest lease left, or what is left until a key goes by an EXPIRE, if
-/// that is sooner.
+/// Renews the holds of all keys. Returns the milliseconds until the first lease expires, or
+/// the first key with an EXPIRE, if that is sooner.
 pub(super) fn renew_keys(
     engine: &mut Engine,
     tx: &mut Transaction<'_, Keys<'_>>,

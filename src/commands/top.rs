@@ -1,4 +1,4 @@
-//! `RLOCK.TOP [COUNT n]`: the locks that most clients wait for.
+//! `RLOCK.TOP [COUNT n]`: the locks with the most waiters.
 
 use rlock_core::{Contended, Key, Keyspace, Value};
 
@@ -9,7 +9,7 @@ use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
 use crate::options::{Opt, options};
 use crate::state;
 
-/// How many are shown without COUNT, and at most.
+/// The number of locks in a reply without COUNT, and the largest number.
 const DEFAULT_COUNT: usize = 10;
 const MAX_COUNT: usize = 1000;
 
@@ -39,7 +39,7 @@ fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let limit = count.map_or(DEFAULT_COUNT, |count| usize::try_from(count).unwrap_or(MAX_COUNT).min(MAX_COUNT));
     let now = clock::now();
     let mut locks = state::with_engine(|engine| engine.most_contended(MAX_COUNT, now)).ok_or(ENGINE_IN_USE)?;
-    // A user sees no key that it may not read.
+    // Show only keys that the user may read.
     let user = ctx.user();
     let may_read = |key: &Key| user.as_ref().is_some_and(|user| user.may_read(ctx.string(key.name.as_slice()).arg()));
     locks.retain(|lock| may_read(&lock.key));
@@ -54,7 +54,7 @@ fn top(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
             _ => None,
         }
     };
-    // The client stays in the database that it has selected.
+    // Restore the client's database at the end.
     let selected_db = Keys::selected_db(ctx);
     let note_of_holder = |lock: &Contended| selected_db.and_then(|_| note_of(&lock.key, lock.holder.as_ref()?.1));
     let notes: Vec<_> = locks.iter().map(note_of_holder).collect();

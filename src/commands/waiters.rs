@@ -12,7 +12,7 @@ use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::options::{Opt, options};
 use crate::state;
 
-/// How many are shown without COUNT: a hundred thousand would keep the server busy for 150 ms.
+/// The number of waiters in a reply without COUNT. 100,000 would keep the server busy for 150 ms.
 const DEFAULT_COUNT: usize = 1000;
 
 const OPTIONS: &[Opt] = &[Opt::Count];
@@ -54,7 +54,7 @@ fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: us
     let places: Vec<Place<'_>> = lock.queue().into_iter().flat_map(|queue| queue.first_live(now, limit)).collect();
     ctx.reply_array(places.len());
     for place in places {
-        // An arrival number is the wall clock's microseconds at the arrival.
+        // An arrival number is the wall clock's time at the arrival, in microseconds.
         let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
         let waiter = |engine: &mut Engine| {
             let waiter = engine.waiter_at_place(name, place.owner, now)?;
@@ -67,7 +67,7 @@ fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: us
     }
 }
 
-/// The connections that wait. What waits for a lock that is not fair is always a connection.
+/// Lists the waiters of a lock that is not fair: each has a connection.
 fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Option<()> {
     state::with_engine(|engine| {
         let waiters: Vec<WaiterView<'_>> = engine.first_waiters(name, now, limit).collect();
@@ -78,7 +78,7 @@ fn reply_connected(ctx: Ctx<'_>, name: KeyRef<'_>, now: Now, limit: usize) -> Op
     })
 }
 
-/// Shown as the client of a place without a connection: ids of clients begin at 1.
+/// The client id of a place without a connection. The server's client ids begin at 1.
 const NO_CLIENT: u64 = 0;
 
 fn reply_waiter(ctx: Ctx<'_>, waiter: &WaiterView<'_>, is_connected: bool) {

@@ -1,8 +1,8 @@
-//! Functions that the module gives this library when it is loaded, for the server's callbacks to call.
+//! Functions that the module sets at its load, and that the server's callbacks call.
 
 use std::sync::OnceLock;
 
-/// A value that is set once, while the module is loaded and before the server calls back.
+/// A value that is set once, at the load of the module, before the server calls back.
 pub(super) struct AtLoad<T>(OnceLock<T>);
 
 impl<T: Copy> AtLoad<T> {
@@ -15,7 +15,7 @@ impl<T: Copy> AtLoad<T> {
         self.0.get_or_init(|| value);
     }
 
-    /// The value. Called inside `guard` only.
+    /// The value. Call this only inside `guard`.
     #[expect(clippy::expect_used, reason = "caught by guard() at the edge of the callback; unreachable after a load")]
     pub(super) fn get(&self) -> T {
         *self.0.get().expect("the module was not loaded")

@@ -1,8 +1,10 @@
-//! Blocking a client and answering it later.
+//! Blocks a client and answers it later.
 //!
-//! The client is blocked on a name (`blocking_key`) with no timeout of the server's, and unblocked one at a time: waiters keep
-//! their own order and their own deadlines. The reply callback, which the server would call if somebody made a key of that
-//! name, always says "not yet"; the answer is written by the timeout callback, whoever causes it to run.
+//! The module blocks each client on a name (`blocking_key`), without a timeout of the server, and
+//! unblocks it by its handle. So the engine alone decides the order and the deadlines of the
+//! waiters. The reply callback, which the server calls if a key with that name is created, always
+//! says "not ready". The timeout callback writes the answer; `unblock` and CLIENT UNBLOCK … TIMEOUT
+//! run it.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,49 +15,50 @@ use super::at_load::AtLoad;
 use super::call_reply::text_of;
 use super::{Arg, Ctx, api, blocking_key, guard};
 
-/// The server's handle of a blocked client. Valid until [`BlockedCallbacks::on_gone`] was called or the client was unblocked;
-/// nothing keeps it longer.
+/// The server's handle of a blocked client. It is valid until the client is unblocked or the server
+/// has called [`BlockedCallbacks::on_disconnected`]. The module drops its copy then.
 #[derive(Clone, Copy)]
 pub(crate) struct Blocked(*mut raw::RedisModuleBlockedClient);
 
-/// The functions that hear of blocked clients, by the tickets that [`block`] was given.
+/// The functions that the callbacks of a blocked client call, with the ticket given to [`block`].
 #[derive(Clone, Copy)]
 pub(crate) struct BlockedCallbacks {
     /// The server asks for the answer.
     pub(crate) on_answer: fn(Ctx<'_>, u64),
     /// The connection has closed.
-    pub(crate) on_gone: fn(u64),
-    /// The server has forgotten the client; whether its connection is still there.
+    pub(crate) on_disconnected: fn(u64),
+    /// The server has freed the handle; the flag says whether the client is connected.
     pub(crate) on_freed: fn(u64, bool),
 }
 
 static CALLBACKS: AtLoad<BlockedCallbacks> = AtLoad::new();
 
-/// Gives the functions that hear of blocked clients.
+/// Sets the functions that the callbacks of blocked clients call.
 pub(crate) fn set_blocked_callbacks(callbacks: BlockedCallbacks) {
     CALLBACKS.set(callbacks);
 }
 
 static IS_VALKEY: AtomicBool = AtomicBool::new(false);
 
-/// See [`keeps_answers_back`].
-static KEEPS_ANSWERS_BACK: AtomicBool = AtomicBool::new(false);
+/// See [`holds_answers_back`].
+static HOLDS_ANSWERS_BACK: AtomicBool = AtomicBool::new(false);
 
 /// See [`answers_at_once`].
 static ANSWERS_AT_ONCE: AtomicBool = AtomicBool::new(false);
 
-/// The first version of Redis that answers unblocked clients only at the end of a turn, as `RedisModule_GetServerVersion` says it.
+/// The first version of Redis that asks for the answers of unblocked clients at the end of a turn,
+/// in the format of `RedisModule_GetServerVersion`.
 const ANSWERS_LATER: c_int = 0x0007_0400;
 
-/// The first version of Valkey that keeps answers back.
-const KEEPS_BACK_FROM: c_int = 0x0008_0000;
+/// The first version of Valkey that holds answers back.
+const HOLDS_BACK_FROM: c_int = 0x0008_0000;
 
-/// Finds out what server this is. Called once, from `OnLoad`.
+/// Detects the server and its version. Called once, from `OnLoad`.
 pub(super) fn init(ctx: Ctx<'_>) {
-    // SAFETY: the context is alive; the information is freed once, after its field was looked for.
+    // SAFETY: the context is alive; the information is freed once, after its field was read.
     let is_valkey = unsafe {
         let info = api!(RedisModule_GetServerInfo, ctx.raw(), c"server".as_ptr());
-        // Redis has no such field; Valkey says "valkey".
+        // Redis has no such field; in Valkey it is "valkey".
         let name = api!(RedisModule_ServerInfoGetFieldC, info, c"server_name".as_ptr());
         api!(RedisModule_FreeServerInfo, ctx.raw(), info);
         !name.is_null()
@@ -63,37 +66,40 @@ pub(super) fn init(ctx: Ctx<'_>) {
     // SAFETY: the call has no conditions.
     let version = unsafe { api!(RedisModule_GetServerVersion,) };
     IS_VALKEY.store(is_valkey, Ordering::Relaxed);
-    KEEPS_ANSWERS_BACK.store(is_valkey && version >= KEEPS_BACK_FROM, Ordering::Relaxed);
+    HOLDS_ANSWERS_BACK.store(is_valkey && version >= HOLDS_BACK_FROM, Ordering::Relaxed);
     ANSWERS_AT_ONCE
-        .store(if is_valkey { version < KEEPS_BACK_FROM } else { version < ANSWERS_LATER }, Ordering::Relaxed);
+        .store(if is_valkey { version < HOLDS_BACK_FROM } else { version < ANSWERS_LATER }, Ordering::Relaxed);
 }
 
-/// Whether this server is a Valkey. Known after `init`.
+/// Whether this server is Valkey. Known after `init`.
 pub(super) fn is_valkey() -> bool {
     IS_VALKEY.load(Ordering::Relaxed)
 }
 
-/// The version of this server if it is a Valkey: 0x080101 is 8.1.1. Known after `init`.
+/// The version of this server if it is Valkey: 0x080101 is 8.1.1. Known after `init`.
 pub(crate) fn valkey_version() -> Option<c_int> {
     // SAFETY: the call has no conditions.
     is_valkey().then(|| unsafe { api!(RedisModule_GetServerVersion,) })
 }
 
-/// Whether this server asks for the answer of a client as soon as it is unblocked, and keeps it back until the turn ends, as Valkey does.
-pub(crate) fn keeps_answers_back() -> bool {
-    KEEPS_ANSWERS_BACK.load(Ordering::Relaxed)
+/// Whether this server, like Valkey, asks for the answer of a client when the client is unblocked,
+/// and holds it back until the turn ends.
+pub(crate) fn holds_answers_back() -> bool {
+    HOLDS_ANSWERS_BACK.load(Ordering::Relaxed)
 }
 
-/// Whether this server asks for the answer of a client as soon as it is unblocked, and may send it at once.
+/// Whether this server asks for the answer of a client when the client is unblocked, and may send
+/// it at once.
 pub(crate) fn answers_at_once() -> bool {
     ANSWERS_AT_ONCE.load(Ordering::Relaxed)
 }
 
-/// Blocks the client of this command, which waits for `key`. `None` if the server does not want to.
+/// Blocks the client of this command, which waits for `key`. `None` if the server refuses.
 pub(crate) fn block(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> Option<Blocked> {
     let name = blocking_key::for_waiters_of(ctx, key);
     let mut keys = [name.arg().raw()];
-    // SAFETY: the context and the name are alive, the server keeps its own reference; the private data is a number, not a pointer.
+    // SAFETY: the context and the name are alive, and the server keeps its own reference to the
+    // name. The private data is a number, not a pointer.
     let handle = unsafe {
         api!(
             RedisModule_BlockClientOnKeys,
@@ -111,45 +117,51 @@ pub(crate) fn block(ctx: Ctx<'_>, key: Arg<'_>, ticket: u64) -> Option<Blocked> 
         return None;
     }
     // SAFETY: the handle was just made.
-    unsafe { api!(RedisModule_SetDisconnectCallback, handle, Some(on_gone)) };
+    unsafe { api!(RedisModule_SetDisconnectCallback, handle, Some(on_disconnected)) };
     Some(Blocked(handle))
 }
 
-/// Lets the client go: the server calls for its answer, at once or soon.
+/// Unblocks the client: the server asks for its answer, now or at the end of the turn.
 pub(crate) fn unblock(blocked: Blocked) {
     // SAFETY: the handle is valid, see `Blocked`.
     unsafe { api!(RedisModule_UnblockClient, blocked.0, std::ptr::null_mut()) };
 }
 
 impl Ctx<'_> {
-    /// Whether a client whose connection closes had asked for that (QUIT), and everything that there was to be sent to it before has been sent. `false`
-    /// also if the server does not say: its command CLIENT may be renamed. To one that is closed for another reason the server may have written nothing
-    /// any more, and nothing is left to be sent all the same.
-    pub(crate) fn was_told_and_quit(self, client: u64) -> bool {
+    /// Whether a client whose connection closes has sent QUIT, and the server has sent it all
+    /// replies.
+    ///
+    /// Only QUIT counts. The output buffers of a connection that closes for another reason may be
+    /// empty too, although the server did not write its last replies. `false` also if the server
+    /// does not tell, because its command CLIENT is renamed.
+    pub(crate) fn quit_with_all_replies(self, client: u64) -> bool {
         let Ok(id) = CString::new(client.to_string()) else {
             return false;
         };
-        // SAFETY: the format says three C strings, and the arguments are exactly those; the reply is freed once, after what it says was copied.
-        let said = unsafe {
+        // SAFETY: the format has three C strings, and so have the arguments. The reply is freed
+        // once, after its text was copied.
+        let text = unsafe {
             let (command, list, by_id) = (c"CLIENT".as_ptr(), c"LIST".as_ptr(), c"ID".as_ptr());
             let reply = api!(RedisModule_Call, self.raw(), command, c"ccc".as_ptr(), list, by_id, id.as_ptr());
             if reply.is_null() {
                 return false;
             }
-            let said = text_of(reply);
+            let text = text_of(reply);
             api!(RedisModule_FreeCallReply, reply);
-            said
+            text
         };
-        said.is_some_and(|said| {
-            let field = |name: &str| said.split_ascii_whitespace().find_map(|field| field.strip_prefix(name));
-            // `c`: it is closed after the reply. And the length of its buffer, and of the list of those that came after it.
+        text.is_some_and(|text| {
+            let field = |name: &str| text.split_ascii_whitespace().find_map(|field| field.strip_prefix(name));
+            // The flag `c`: the server closes the connection after the reply. `obl` is the length
+            // of the output buffer, `oll` that of the list of further output.
             let quits = field("flags=").is_some_and(|flags| flags.contains('c'));
             quits && [field("obl="), field("oll=")] == [Some("0"), Some("0")]
         })
     }
 }
 
-/// Tickets count from 1, so none becomes a null pointer, which the server would not hand back.
+/// Tickets begin at 1, so none becomes a null pointer, which the server would not pass to the
+/// callbacks.
 fn ticket_to_pointer(ticket: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(ticket).unwrap_or(usize::MAX))
 }
@@ -181,15 +193,16 @@ unsafe extern "C" fn on_answer(
     raw::REDISMODULE_OK as c_int
 }
 
-unsafe extern "C" fn on_gone(ctx: *mut raw::RedisModuleCtx, _handle: *mut raw::RedisModuleBlockedClient) {
+unsafe extern "C" fn on_disconnected(ctx: *mut raw::RedisModuleCtx, _handle: *mut raw::RedisModuleBlockedClient) {
     // SAFETY: the server passes the context of the blocked client.
-    guard((), || (CALLBACKS.get().on_gone)(unsafe { ticket_of(ctx) }));
+    guard((), || (CALLBACKS.get().on_disconnected)(unsafe { ticket_of(ctx) }));
 }
 
-/// The last that is heard of a blocked client.
+/// The last callback of a blocked client.
 ///
-/// Valkey keeps the answer of a client back until now, and throws it away if the client was unblocked by somebody else in
-/// the meantime; Redis has written it by then, or tells by `on_gone` that it will not.
+/// Valkey holds the answer back until now, and drops it if another cause, such as CLIENT UNBLOCK,
+/// has unblocked the client meanwhile. Redis has written the answer by now, or has called
+/// `on_disconnected`.
 unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
     guard((), || {
         // SAFETY: the server passes a context that lives as long as the callback.

@@ -1,4 +1,4 @@
-//! What the server's own commands answer to the module.
+//! Replies of server commands that the module calls.
 
 use std::ffi::c_char;
 use std::slice;
@@ -7,14 +7,14 @@ use redis_module::raw;
 
 use super::api;
 
-/// The text of a reply that is one.
+/// The text of a string reply; `None` for another reply.
 ///
 /// # Safety
 ///
 /// The reply is alive.
 pub(super) unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
     let mut length = 0;
-    // SAFETY: the reply is alive, and so are the bytes that it has, of which there are so many.
+    // SAFETY: the reply is alive, and has `length` bytes at `start`.
     unsafe {
         let start: *const c_char = api!(RedisModule_CallReplyStringPtr, reply, &raw mut length);
         if start.is_null() {

@@ -1,4 +1,4 @@
-//! Channels: who listens, and what is published.
+//! Channels: their listeners, and publishing.
 
 use std::ffi::CStr;
 use std::io;
@@ -6,10 +6,11 @@ use std::io;
 use super::{Arg, Ctx, api};
 
 impl Ctx<'_> {
-    /// Whether the server has a command of that name: `rename-command` may have taken it away, which nothing but a restart changes.
+    /// Whether the server has a command of this name. `rename-command` can remove it; that changes
+    /// only with a restart.
     pub(crate) fn has_command(self, name: &CStr) -> bool {
-        // SAFETY: the format says that there are no arguments. Both commands that this is asked of need some, so nothing is
-        // done: there is no reply, and errno tells why. If there is one it is freed once.
+        // SAFETY: the format has no arguments. The commands that this is called for need some, so
+        // the call fails: there is no reply, and errno has the reason. A reply is freed once.
         unsafe {
             let reply = api!(RedisModule_Call, self.raw(), name.as_ptr(), c"".as_ptr());
             if reply.is_null() {
@@ -20,11 +21,12 @@ impl Ctx<'_> {
         }
     }
 
-    /// How many connections to this very server listen to this very channel; not counted are those that listen to a pattern.
+    /// The number of connections to this server that subscribe to this channel. Subscriptions to a
+    /// pattern do not count.
     pub(crate) fn listeners(self, channel: Arg<'_>, is_cluster: bool) -> u64 {
         let what = if is_cluster { c"SHARDNUMSUB" } else { c"NUMSUB" };
-        // SAFETY: the format says a C string and a string, and the arguments are exactly those. A reply and what it has in it
-        // are alive until it is freed, once.
+        // SAFETY: the format has a C string and a string, and so have the arguments. The reply and
+        // its elements are alive until the reply is freed, once.
         unsafe {
             let reply =
                 api!(RedisModule_Call, self.raw(), c"PUBSUB".as_ptr(), c"cs".as_ptr(), what.as_ptr(), channel.raw());
@@ -38,7 +40,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Publishes a message; in a cluster to the channel of a shard.
+    /// Publishes a message; in a cluster to a shard channel.
     pub(crate) fn publish(self, channel: Arg<'_>, message: Arg<'_>, is_cluster: bool) {
         // SAFETY: the context and the strings are alive.
         unsafe {

@@ -1,4 +1,5 @@
-//! What the server is told of a command: for COMMAND DOCS, for ACL rules on keys, for cluster clients.
+//! The description of a command for the server: for COMMAND DOCS, ACL rules on keys, and cluster
+//! clients.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
@@ -7,34 +8,34 @@ use redis_module::raw;
 
 use super::api;
 
-/// What the server knows of a command.
+/// The description of a command.
 pub(crate) struct CommandSpec {
     pub(crate) name: &'static CStr,
     /// As in `RM_CreateCommand`.
     pub(crate) flags: &'static CStr,
-    /// Number of arguments, the name included; negative: at least so many.
+    /// The number of arguments with the command's name; negative: the least number.
     pub(crate) arity: c_int,
     pub(crate) access: Access,
-    /// Where its keys are.
+    /// The positions of its keys.
     pub(crate) keys: KeyArguments,
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
-    /// The arguments that follow the key or keys.
+    /// The arguments after the keys.
     pub(crate) arguments: fn() -> Vec<ArgumentSpec>,
 }
 
-/// Where a command has its keys.
+/// The positions of a command's keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyArguments {
-    /// One, right behind the name.
+    /// One key, as the first argument.
     First,
-    /// A number, and as many keys.
+    /// `numkeys`, then that number of keys.
     Counted,
-    /// It has none.
+    /// No keys.
     None,
 }
 
-/// What a command does with its key.
+/// Whether a command reads or writes its keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -50,20 +51,20 @@ pub(crate) struct ArgumentSpec {
     pub(crate) value: ValueSpec,
 }
 
-/// What an argument takes.
+/// The value of an argument.
 #[derive(Clone)]
 pub(crate) enum ValueSpec {
     Bytes,
     Integer,
     /// One or more.
     Integers,
-    /// Its token alone.
+    /// No value: the token stands alone.
     Token,
     OneOf(Vec<ArgumentSpec>),
 }
 
-/// What the server knows of key specs and arguments is a chain of zero-terminated C arrays. They are built here, and
-/// copied by the server before this returns.
+/// Passes the description of a command to the server. Key specs and arguments are C arrays with a
+/// zeroed element at the end. The server copies them before this returns.
 pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &CommandSpec) -> bool {
     let version = raw::RedisModuleCommandInfoVersion {
         version: 1,
@@ -74,7 +75,7 @@ pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &Com
     let mut key_specs = match spec.keys {
         KeyArguments::None => Vec::new(),
         KeyArguments::First => vec![key_spec(spec.access, spec.keys)],
-        KeyArguments::Counted => vec![way_to_first_key(spec.access), key_spec(spec.access, spec.keys)],
+        KeyArguments::Counted => vec![route_by_first_key(spec.access), key_spec(spec.access, spec.keys)],
     };
     key_specs.push(zeroed_key_spec());
     let mut nested = Vec::new();
@@ -101,14 +102,14 @@ pub(super) fn set_command_info(command: *mut raw::RedisModuleCommand, spec: &Com
         key_specs: key_specs.as_mut_ptr(),
         args: arguments.as_mut_ptr(),
     };
-    // SAFETY: every pointer in `info` is to something that lives until the end of this function, and the arrays end
-    // with a zeroed element.
+    // SAFETY: every pointer in `info` points to something that lives until the end of this
+    // function, and the arrays end with a zeroed element.
     let status = unsafe { api!(RedisModule_SetCommandInfo, command, &raw const info) };
     status == raw::REDISMODULE_OK as c_int
 }
 
 fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
-    // SAFETY: pointers, numbers and enums for which zero is a value: the API's own end mark.
+    // SAFETY: zero is a valid value of its pointers, numbers and enums; it is the API's end mark.
     unsafe { std::mem::zeroed() }
 }
 
@@ -139,8 +140,9 @@ fn key_spec(access: Access, keys: KeyArguments) -> raw::RedisModuleCommandKeySpe
     spec
 }
 
-/// By this a cluster finds the node for a command with a number of keys: it looks at ranges only. It is no key for anything else.
-fn way_to_first_key(access: Access) -> raw::RedisModuleCommandKeySpec {
+/// The key spec by which a cluster routes a command with `numkeys`: for routing, the server reads
+/// only key specs of type range. With the flag NOT_KEY it has no other effect.
+fn route_by_first_key(access: Access) -> raw::RedisModuleCommandKeySpec {
     let mut spec = key_spec(access, KeyArguments::First);
     spec.bs.index.pos = 2;
     spec.flags |= u64::from(raw::REDISMODULE_CMD_KEY_NOT_KEY);

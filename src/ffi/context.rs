@@ -17,14 +17,14 @@ pub(crate) struct Ctx<'c> {
     lifetime: PhantomData<&'c ()>,
 }
 
-/// A string of the server: an argument, or the name of a key.
+/// A string that the server owns: an argument, or the name of a key.
 #[derive(Clone, Copy)]
 pub(crate) struct Arg<'c> {
     raw: *mut raw::RedisModuleString,
     lifetime: PhantomData<&'c ()>,
 }
 
-/// The arguments of a command, its name included.
+/// The arguments of a command, with the command's name.
 #[derive(Clone, Copy)]
 pub(crate) struct Args<'c> {
     argv: *mut *mut raw::RedisModuleString,
@@ -32,7 +32,7 @@ pub(crate) struct Args<'c> {
     lifetime: PhantomData<&'c ()>,
 }
 
-/// What the server says about itself and the client.
+/// The flags of a context: the state of the server and of the client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flags(c_int);
 
@@ -46,7 +46,7 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
     }
 
-    /// The server reads its data set, or the command comes from the append-only file.
+    /// The server loads its data set, or the command comes from the append-only file.
     pub(crate) fn is_loading(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_LOADING)
     }
@@ -66,7 +66,8 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
     }
 
-    /// The client must not be blocked: a transaction, a script, or another module.
+    /// The client must not be blocked: it is in a transaction or a script, or belongs to another
+    /// module.
     pub(crate) fn denies_blocking(self) -> bool {
         self.has(
             raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
@@ -95,11 +96,12 @@ impl<'c> Ctx<'c> {
         Flags(unsafe { api!(RedisModule_GetContextFlags, self.raw) })
     }
 
-    /// Selects a database; `false` if there is no such one. In a command the client stays there.
+    /// Selects a database; `false` if it does not exist. After a command the client stays in it.
     ///
-    /// There is no way to ask for the selected database, on purpose: inside a transaction Valkey
-    /// 9.1 answers `GetSelectedDb` with the database of the transaction, also in the event of a key
-    /// that MOVE or COPY has put into another one. [`super::Keys`] asks the handle of the open key.
+    /// There is deliberately no function for the selected database. Inside a transaction,
+    /// `GetSelectedDb` of Valkey 9.1 returns the database of the transaction, even in the event of
+    /// a key that MOVE or COPY has put into another database. [`super::Keys`] reads the database
+    /// from the handle of the open key.
     pub(crate) fn select_db(self, db: u32) -> bool {
         let Ok(db) = c_int::try_from(db) else {
             return false;
@@ -109,30 +111,33 @@ impl<'c> Ctx<'c> {
         status == raw::REDISMODULE_OK as c_int
     }
 
-    /// The client that this is about, whatever it is.
+    /// The id of the client of this context: a connection, a script, or another module's client.
     pub(crate) fn client(self) -> u64 {
         // SAFETY: the context is alive.
         unsafe { api!(RedisModule_GetClientId, self.raw) }
     }
 
-    /// Whether the client of the command can be blocked. Another module's client cannot, even if that
-    /// module allows it (`K` of `RM_Call`): Redis 8.0 and Valkey 8.0 to 9.1 crash when the module
-    /// aborts the call.
+    /// Whether the client of the command can be blocked. Another module's client cannot, even if
+    /// that module allows it (`K` of `RM_Call`): Redis 8.0 and Valkey 8.0 to 9.1 crash when that
+    /// module aborts the call.
     pub(crate) fn can_block(self, flags: Flags) -> bool {
         !flags.denies_blocking() && self.connection(flags).is_some()
     }
 
-    /// The connection that sent the command. `None` for a script and for another module, whose clients never close.
+    /// The connection that sent the command. `None` for a script or another module: their clients
+    /// never close.
     pub(crate) fn connection(self, flags: Flags) -> Option<u64> {
         let is_of_module = flags.denies_blocking() && !flags.has(raw::REDISMODULE_CTX_FLAGS_MULTI);
         if flags.is_script() || is_of_module {
             return None;
         }
-        // The client is a connection, or that of another module in a transaction or in a call that may
-        // block. The server finds a user by the id of a connection only. Do not ask for the client's
-        // address: Valkey 9 finds the client that is executing, and crashes if it has no connection.
+        // The client is a connection, or another module's client in a transaction or in a call that
+        // may block. Only for a connection does the server find a user by the client id. Do not ask
+        // for the client's address instead: Valkey 9 then looks at the executing client, and
+        // crashes if that client has no connection.
         let id = self.client();
-        // SAFETY: the context is alive. The name is freed once, with the context that it was made with.
+        // SAFETY: the context is alive. The name is freed once, with the context that it was made
+        // with.
         unsafe {
             let name = api!(RedisModule_GetClientUserNameById, self.raw, id);
             if name.is_null() {
@@ -211,11 +216,12 @@ impl<'c> Ctx<'c> {
 
     /// Propagates `RLOCK.APPLY key facts [owner] [note]` to replicas and the append-only file.
     ///
-    /// The API call is variadic in C; this is its one use, with its types fixed here.
+    /// The API call is variadic in C. This is its only use, with fixed types.
     pub(crate) fn replicate_effect(self, key: Arg<'_>, facts: &[u8], arguments: Arguments<'_>) {
         const COMMAND: &CStr = c"RLOCK.APPLY";
         let (format, [first, second]) = effect_format(arguments);
-        // SAFETY: the format says one string, then as many buffers as there are; a variadic function reads no argument beyond its format.
+        // SAFETY: the format has one string and one buffer for each argument; a variadic function
+        // reads no argument beyond its format.
         unsafe {
             api!(
                 RedisModule_Replicate,
@@ -233,13 +239,13 @@ impl<'c> Ctx<'c> {
         };
     }
 
-    /// Passes the running command on as it is.
+    /// Propagates the running command with its original arguments.
     pub(crate) fn replicate_verbatim(self) {
         // SAFETY: the context is that of a command.
         unsafe { api!(RedisModule_ReplicateVerbatim, self.raw) };
     }
 
-    /// Tells the keyspace's listeners of an event of the module class.
+    /// Sends a keyspace event of the module class.
     pub(crate) fn notify(self, event: &CStr, key: Arg<'_>) {
         // SAFETY: the context, the event's name and the key are alive.
         unsafe {
@@ -253,16 +259,20 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_SignalModifiedKey, self.raw, key.raw) };
     }
 
-    /// Whether this node of a cluster serves the keys now, which are in one slot: not when the slot belongs to another node or is on its way to
-    /// one. A call that looks for the keys is refused then, on every version. It is also refused when the cluster is down, unless
-    /// `cluster-allow-reads-when-down` lets one read. A client that has said ASKING may use a key that is here, and one that is not here by itself: what
-    /// there is of several is asked for in one call.
+    /// Whether this node of a cluster serves the keys now. All keys are in one slot.
     ///
-    /// The server may find only now that a key has expired. What other modules do when they hear of that is written down and passed on only if this
-    /// call is, hence the `!`; for if nothing was changed, the server passes nothing on.
+    /// It does not if the slot belongs to another node or is migrating: every server version then
+    /// refuses an EXISTS of the keys. It also refuses it while the cluster is down, unless
+    /// `cluster-allow-reads-when-down` is set. One call has all keys: after ASKING, the server
+    /// would accept a missing key that is alone in a call, but refuses it among several.
+    ///
+    /// The server may notice only in this call that a key has expired. It propagates what other
+    /// modules do in that event only if it propagates this call, hence the `!`. If nothing changed,
+    /// it propagates nothing.
     pub(crate) fn serves(self, keys: &[Arg<'_>]) -> bool {
         let mut names: SmallVec<[*mut raw::RedisModuleString; 4]> = keys.iter().map(|key| key.raw).collect();
-        // SAFETY: the format says to pass it on, an array of strings and their number, and the arguments are exactly those; a reply is freed once.
+        // SAFETY: the format has `!` and an array of strings with its length, and so have the
+        // arguments; a reply is freed once.
         unsafe {
             let (exists, format) = (c"EXISTS".as_ptr(), c"!v".as_ptr());
             let reply = api!(RedisModule_Call, self.raw, exists, format, names.as_mut_ptr(), names.len());
@@ -274,7 +284,7 @@ impl<'c> Ctx<'c> {
         true
     }
 
-    /// Whether writing to replicas is forbidden now (CLIENT PAUSE, FAILOVER).
+    /// Whether the server must not write to its replicas now (CLIENT PAUSE, FAILOVER).
     pub(crate) fn is_paused(self) -> bool {
         // SAFETY: no arguments.
         unsafe { api!(RedisModule_AvoidReplicaTraffic) != 0 }
@@ -352,7 +362,7 @@ pub(crate) fn log_notice(message: &str) {
 
 fn log(level: &CStr, message: &str) {
     let message = CString::new(message).unwrap_or_default();
-    // SAFETY: a line without a context is allowed; the format has one string, and the arguments are exactly that.
+    // SAFETY: a log line needs no context; the format has one string, and so have the arguments.
     unsafe {
         if let Some(log) = raw::RedisModule_Log {
             log(ptr::null_mut(), level.as_ptr(), c"rlock: %s".as_ptr(), message.as_ptr());
@@ -364,7 +374,8 @@ fn to_long(len: usize) -> c_long {
     c_long::try_from(len).unwrap_or(c_long::MAX)
 }
 
-/// The format of an effect for the variadic calls of the API, and its arguments behind the facts; empty ones are not in the format.
+/// The format of an effect for the variadic calls of the API, and its arguments after the facts.
+/// The format leaves out missing arguments.
 pub(super) fn effect_format(arguments: Arguments<'_>) -> (&'static CStr, [&[u8]; 2]) {
     let arguments = arguments.in_order();
     let format = match arguments {

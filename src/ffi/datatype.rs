@@ -1,4 +1,4 @@
-//! The data type of locks: the server's callbacks on values, as calls of the module's [`Methods`].
+//! The data type of locks: passes the server's callbacks on values to the module's [`Methods`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -14,34 +14,34 @@ use super::{Arg, Ctx, api, guard};
 
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(ptr::null_mut());
 
-/// The address of the value that the module itself is deleting: the engine knows of that deletion, and of no other that
-/// another module may make meanwhile.
+/// The address of the value that the module itself is deleting. The engine knows about this
+/// deletion, but not about one that another module makes at the same time.
 pub(super) static OWN_DELETE: MainThreadNumber = MainThreadNumber::new();
 
-/// The functions of the module for values.
+/// The module's functions on values.
 pub(crate) struct Methods {
-    /// Reads a value of a payload with this version. `None` refuses it.
+    /// Reads a value from a payload of this version. `None` refuses the payload.
     pub(crate) load: fn(&Load, c_int) -> Option<Lock>,
     pub(crate) save: fn(&Save, &Lock),
-    /// Writes the effects that make the value of a key anew.
+    /// Writes the effects that recreate the value of a key.
     pub(crate) rewrite: fn(&Save, Arg<'_>, &Lock),
     pub(crate) memory_usage: fn(&Lock) -> usize,
-    /// How many allocations freeing takes, roughly: UNLINK frees what has many on another thread.
+    /// Roughly the number of allocations to free. UNLINK frees values with many on another thread.
     pub(crate) free_effort: fn(&Lock) -> usize,
     pub(crate) digest: fn(&Digest, &Lock),
-    /// An RDB file is begun, before its first key.
+    /// Called before the first key of an RDB file.
     pub(crate) begin_file: fn(),
-    /// An RDB file ends, behind its last key.
+    /// Called after the last key of an RDB file.
     pub(crate) end_file: fn(&Save),
-    /// Reads what `end_file` wrote into a file with this version. `false` refuses it.
+    /// Reads what `end_file` wrote into a file of this version. `false` refuses the file.
     pub(crate) load_aux: fn(&Load, c_int) -> bool,
-    /// The server takes a value away from its key; the module's own deletions are left out.
+    /// The server removes a value from its key. Not called for the module's own deletions.
     pub(crate) on_unlink: fn(KeyRef<'_>, Alarm, &Lock),
 }
 
 static METHODS: AtLoad<&'static Methods> = AtLoad::new();
 
-/// The type as the server knows it; null before it was registered.
+/// The server's type; null until it is registered.
 pub(super) fn raw_type() -> *mut raw::RedisModuleType {
     TYPE.load(Ordering::Relaxed)
 }
@@ -53,7 +53,7 @@ pub(crate) struct Type;
 pub(crate) struct TypeError;
 
 impl Type {
-    /// Registers the type. `name` has nine characters; `version` is that of the payload.
+    /// Registers the type. `name` has nine characters; `version` is the version of the payload.
     pub(crate) fn register(
         ctx: Ctx<'_>,
         name: &'static CStr,
@@ -70,7 +70,8 @@ impl Type {
             digest: Some(digest),
             free: Some(free),
             aux_load: Some(aux_load),
-            // It would always write a field, and a file with a field cannot be loaded without the module.
+            // It would always write a field, and a server without the module cannot load a file
+            // with one.
             aux_save: None,
             aux_save_triggers: (raw::REDISMODULE_AUX_BEFORE_RDB | raw::REDISMODULE_AUX_AFTER_RDB) as c_int,
             free_effort: Some(free_effort),
@@ -81,7 +82,8 @@ impl Type {
             free_effort2: None,
             unlink2: Some(unlink),
             copy2: Some(copy),
-            // From Redis 7.2: leaves the field out where nothing is written. Older servers do not look at it.
+            // From Redis 7.2 on: the server leaves the field out if nothing is written. Older
+            // servers ignore this callback.
             aux_save2: Some(aux_save),
         };
         // SAFETY: the name is static, the methods are copied by the server.
@@ -95,19 +97,20 @@ impl Type {
 pub(crate) struct Load(*mut raw::RedisModuleIO);
 
 impl Load {
-    /// The next number; `None` if the payload is broken.
+    /// The next number; `None` if the payload is malformed.
     pub(crate) fn number(&self) -> Option<u64> {
-        // SAFETY: the payload is being read. HANDLE_IO_ERRORS is set: a broken one is told by IsIOError.
+        // SAFETY: the payload is being read. HANDLE_IO_ERRORS is set, so IsIOError reports a
+        // malformed one.
         unsafe {
             let number = api!(RedisModule_LoadUnsigned, self.0);
             (api!(RedisModule_IsIOError, self.0) == 0).then_some(number)
         }
     }
 
-    /// The next string, given to `read`; `None` if the payload is broken.
+    /// Passes the next string to `read`; `None` if the payload is malformed.
     pub(crate) fn bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> Option<R> {
         let mut len = 0;
-        // SAFETY: as in `number`; on success the pointer has `len` bytes, which are ours to free.
+        // SAFETY: as in `number`; on success the pointer has `len` bytes, which the module frees.
         unsafe {
             let start = api!(RedisModule_LoadStringBuffer, self.0, &raw mut len);
             if start.is_null() || api!(RedisModule_IsIOError, self.0) != 0 {
@@ -155,12 +158,13 @@ impl Save {
         unsafe { api!(RedisModule_SaveStringBuffer, self.0, bytes.as_ptr().cast::<c_char>(), bytes.len()) };
     }
 
-    /// Writes `RLOCK.APPLY key facts [owner] [note]` into an append-only file that is being rewritten. The one use of this
-    /// variadic call, with its types fixed here.
+    /// Writes `RLOCK.APPLY key facts [owner] [note]` into an append-only file that is being
+    /// rewritten. The API call is variadic in C. This is its only use, with fixed types.
     pub(crate) fn emit_effect(&self, key: Arg<'_>, facts: &[u8], arguments: Arguments<'_>) {
         const COMMAND: &CStr = c"RLOCK.APPLY";
         let (format, [first, second]) = effect_format(arguments);
-        // SAFETY: the format says one string, then as many buffers as there are; a variadic function reads no argument beyond its format.
+        // SAFETY: the format has one string and one buffer for each argument; a variadic function
+        // reads no argument beyond its format.
         unsafe {
             api!(
                 RedisModule_EmitAOF,
@@ -196,7 +200,7 @@ impl Digest {
 
 /// # Safety
 ///
-/// `value` is a value of our type that nothing changes during `'v`.
+/// `value` is a value of this type, and nothing changes it during `'v`.
 unsafe fn lock<'v>(value: *const c_void) -> &'v Lock {
     // SAFETY: by the contract of this function.
     unsafe { &*value.cast::<Lock>() }
@@ -209,45 +213,48 @@ unsafe extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *m
 }
 
 unsafe extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
-    // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
+    // SAFETY: the server passes a value of this type, and does not change it meanwhile.
     guard((), || (METHODS.get().save)(&Save(io), unsafe { lock(value) }));
 }
 
 unsafe extern "C" fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
     guard((), || {
-        // SAFETY: the server passes a live key and a value of our type, and changes nothing meanwhile.
+        // SAFETY: the server passes a live key and a value of this type, and does not change them
+        // meanwhile.
         let (key, lock) = unsafe { (Arg::new(key), lock(value)) };
         (METHODS.get().rewrite)(&Save(io), key, lock);
     });
 }
 
 unsafe extern "C" fn mem_usage(value: *const c_void) -> usize {
-    // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
+    // SAFETY: the server passes a value of this type, and does not change it meanwhile.
     guard(0, || (METHODS.get().memory_usage)(unsafe { lock(value) }))
 }
 
 unsafe extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
-    // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
+    // SAFETY: the server passes a value of this type, and does not change it meanwhile.
     guard((), || (METHODS.get().digest)(&Digest(digest), unsafe { lock(value) }));
 }
 
-/// May run on another thread: frees plain data and looks at nothing else.
+/// May run on another thread: it frees plain data and reads nothing else.
 unsafe extern "C" fn free(value: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` in `rdb_load`, `copy` or `Keys::insert`, and freed once.
+    // SAFETY: made by `Box::into_raw` in `rdb_load`, `copy` or `Open::set`, and freed once.
     guard((), || drop(unsafe { Box::from_raw(value.cast::<Lock>()) }));
 }
 
 unsafe extern "C" fn free_effort(_key: *mut raw::RedisModuleString, value: *const c_void) -> usize {
-    // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
+    // SAFETY: the server passes a value of this type, and does not change it meanwhile.
     guard(1, || (METHODS.get().free_effort)(unsafe { lock(value) }))
 }
 
-/// A value goes away: by DEL, UNLINK, an overwrite, EXPIRE or eviction, and as the first half of RENAME and MOVE.
+/// The server removes a value: by DEL, UNLINK, an overwrite, EXPIRE or eviction, and as the first
+/// half of RENAME and MOVE.
 unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
     guard((), || {
-        // SAFETY: the server passes the name and database of the key, alive during the callback. The value is of our
-        // type, and this runs under the server's lock with no other reference to it: the engine's own deletions, during
-        // which the engine may have one, return at once.
+        // SAFETY: the server passes the name and database of the key, alive during the callback.
+        // The value is of this type. This runs under the server's global lock with no other
+        // reference to the value: only during its own deletions may the engine have one, and those
+        // return at once.
         let (name, db, alarm, lock) = unsafe {
             if OWN_DELETE.get() == value.addr() {
                 return;
@@ -264,13 +271,13 @@ unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, value: *const 
 
 unsafe extern "C" fn copy(_keys: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        // SAFETY: the server passes a value of our type, and changes nothing meanwhile.
+        // SAFETY: the server passes a value of this type, and does not change it meanwhile.
         let copy = unsafe { lock(value) }.clone();
         Box::into_raw(Box::new(copy)).cast()
     })
 }
 
-/// Called before the first key and after the last one.
+/// Called before the first key and after the last key of a file.
 unsafe extern "C" fn aux_save(io: *mut raw::RedisModuleIO, when: c_int) {
     guard((), || {
         if when == raw::REDISMODULE_AUX_BEFORE_RDB as c_int {

@@ -1,4 +1,4 @@
-//! The entry point of `MODULE LOAD`, and the functions of the API that the server must have.
+//! The entry point of the module, and the functions of the API that the server must have.
 
 use std::ffi::c_int;
 
@@ -7,7 +7,8 @@ use redis_module::raw;
 use super::registration::{LoadError, Registrar};
 use super::{Args, Ctx, blocked, guard, log_warning, timers};
 
-/// Defines the entry point. `version` is the one that MODULE LIST shows, `load` the function that registers the module.
+/// Defines the entry point. `version` is the version that MODULE LIST shows, `load` the function
+/// that registers the module.
 macro_rules! entry_point {
     (version: $version:expr, load: $load:expr) => {
         #[unsafe(no_mangle)]
@@ -46,9 +47,7 @@ pub(crate) unsafe fn on_load(
         // SAFETY: the context and arguments live as long as the load.
         let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
         let loaded = match missing_function() {
-            Some(name) => {
-                Err(LoadError(format!("this server is too old: it lacks {name}. Redis 7.0 or Valkey 7.2 is needed")))
-            }
+            Some(name) => Err(LoadError(format!("this server has no {name}; Redis 7.0 or Valkey 7.2 is required"))),
             None => {
                 timers::init(ctx);
                 blocked::init(ctx);
@@ -58,7 +57,7 @@ pub(crate) unsafe fn on_load(
         match loaded {
             Ok(()) => raw::REDISMODULE_OK as c_int,
             Err(LoadError(message)) => {
-                timers::give_back();
+                timers::free_context();
                 log_warning(&format!("not loaded: {message}"));
                 raw::REDISMODULE_ERR as c_int
             }
@@ -66,12 +65,12 @@ pub(crate) unsafe fn on_load(
     })
 }
 
-/// A function that the module needs and this server lacks.
+/// The first function that the module needs and this server lacks.
 fn missing_function() -> Option<&'static str> {
     macro_rules! first_missing {
         ($($name:ident),* $(,)?) => {
             $(
-                // SAFETY: the pointer is only read, and set once before.
+                // SAFETY: the pointer is only read here; it was set once, before this call.
                 let function = unsafe { raw::$name };
                 if function.is_none() {
                     return Some(stringify!($name));

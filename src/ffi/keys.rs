@@ -1,7 +1,8 @@
 //! The open keys of one request: the keyspace as the engine sees it.
 //!
-//! The engine creates and removes values only here. [`Keys::finish`] tells the server, after the engine has returned:
-//! the server tells other modules of each new or removed key at once, and they may run commands and delete keys then.
+//! The engine creates and removes values only in these structures. After it has returned,
+//! [`Keys::finish`] makes the same changes in the server. The server notifies other modules of each
+//! new or removed key at once, and they may then run commands and delete keys.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use super::at_load::AtLoad;
 use super::datatype::{self, OWN_DELETE};
 use super::{Arg, Ctx, api};
 
-/// How many keys of the server have expired.
+/// Counts the keys of the server that have expired.
 static EXPIRED: AtomicU64 = AtomicU64::new(0);
 
 /// A key of the server has expired.
@@ -22,67 +23,68 @@ pub(super) fn on_expired() {
     EXPIRED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Whether the user of a connection may still make a request for keys that are open.
+/// Whether the user of a connection may still send a request for the open keys.
 type IsPermitted = fn(&Keys<'_>, u64, &Request) -> bool;
 
 static IS_PERMITTED: AtLoad<IsPermitted> = AtLoad::new();
 
-/// Gives the function that [`Keyspace::is_permitted`] asks.
+/// Sets the function that [`Keyspace::is_permitted`] calls.
 pub(crate) fn set_permission_check(is_permitted: IsPermitted) {
     IS_PERMITTED.set(is_permitted);
 }
 
 enum Found {
     Vacant,
-    /// A value of our type; the keyspace owns it.
+    /// A lock; the server's keyspace owns it.
     Lock(*mut Lock),
-    /// A value that the keyspace does not have yet.
+    /// A lock that the server's keyspace does not have yet.
     New(Box<Lock>),
     Foreign,
 }
 
 struct Open<'c> {
     name: Arg<'c>,
-    /// The bytes of the name: the server is asked for them once.
+    /// The bytes of the name, read from the server once.
     bytes: &'c [u8],
-    /// Null if nothing was to be opened.
+    /// Null if a vacant key was opened to read.
     handle: *mut raw::RedisModuleKey,
     found: Found,
-    /// The value that the keyspace still has, and is to delete.
+    /// The value that the engine has removed, and that the server's keyspace still has.
     removed: Option<*mut Lock>,
 }
 
-/// Who asks for the keys.
+/// Who opens the keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asks {
-    /// The client of the command that is running.
+pub(crate) enum Caller {
+    /// The client of the running command.
     Client,
-    /// The module itself: its timer, or a waiter that is served.
+    /// The module itself: its timer, or a waiter that takes an offer.
     Module,
 }
 
-/// The keys that a request has open, each once. They are closed when this is dropped.
+/// The open keys of a request, each key once. Dropping this closes them.
 pub(crate) struct Keys<'c> {
     ctx: Ctx<'c>,
     db: u32,
     first: Open<'c>,
-    /// Those behind the first: most requests are for one key, which is then at a known place.
+    /// The keys after the first. Most requests have one key, which then needs no allocation.
     rest: Vec<Open<'c>>,
-    asks: Asks,
+    caller: Caller,
 }
 
-/// How a key is opened that is known to be vacant.
+/// The mode to open a key that is known to be vacant.
 const VACANT: u32 = raw::REDISMODULE_WRITE | raw::REDISMODULE_OPEN_KEY_NOTOUCH | raw::REDISMODULE_OPEN_KEY_NOEXPIRE;
 
 const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
 impl<'c> Keys<'c> {
-    /// Opens keys to read and write. No name is given twice.
+    /// Opens keys to read and write. The names are distinct.
     ///
-    /// The server deletes an expired key when it is opened. Other modules hear of that, and may run commands at once: what was opened before may be
-    /// gone, and something may lie where nothing was found. So keys expire one by one before many are open, and are opened anew if one has
-    /// expired all the same.
-    pub(crate) fn open(ctx: Ctx<'c>, first: Arg<'c>, rest: &[Arg<'c>], asks: Asks) -> Self {
+    /// The server deletes an expired key when it is opened. It notifies other modules, and they may
+    /// run commands at once: a key that is open already may be deleted then, and a vacant one
+    /// created. So this first opens and closes the keys one by one, which deletes the expired ones.
+    /// If a key expires even after that, all keys are opened again.
+    pub(crate) fn open(ctx: Ctx<'c>, first: Arg<'c>, rest: &[Arg<'c>], caller: Caller) -> Self {
         let open = |name: &Arg<'c>| Open::new(ctx, *name, READ_AND_WRITE);
         for name in rest {
             drop(open(name));
@@ -92,34 +94,34 @@ impl<'c> Keys<'c> {
             let first = open(&first);
             // A key that is opened to write always has a handle.
             let db = first.db().unwrap_or(0);
-            let keys = Self { ctx, db, first, rest: rest.iter().map(open).collect(), asks };
+            let keys = Self { ctx, db, first, rest: rest.iter().map(open).collect(), caller };
             if EXPIRED.load(Ordering::Relaxed) == before {
                 return keys;
             }
         }
     }
 
-    /// Opens one key to read: nothing is changed through it.
+    /// Opens one key to read.
     pub(crate) fn open_to_read(ctx: Ctx<'c>, name: Arg<'c>) -> Self {
         Self::open_with(ctx, name, raw::REDISMODULE_READ)
     }
 
     /// The database that the client has selected.
     pub(crate) fn selected_db(ctx: Ctx<'c>) -> Option<u32> {
-        // A handle to read a missing key would count as a miss, and be told to the listeners of misses.
+        // Opening a missing key to read would count as a miss, and notify the listeners of misses.
         Open::new(ctx, ctx.string(b"").arg(), VACANT).db()
     }
 
-    /// Opens one key to look at it from a notification, without counting as an access to it.
+    /// Opens one key to read, without counting as an access to it.
     pub(crate) fn open_to_peek(ctx: Ctx<'c>, name: Arg<'c>) -> Self {
         Self::open_with(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH)
     }
 
     fn open_with(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
         let first = Open::new(ctx, name, mode);
-        // The server gives no handle to read a vacant key, but one to write it: that tells.
+        // A vacant key opened to read has no handle. A handle to write it has the database.
         let db = first.db().or_else(|| Open::new(ctx, name, VACANT).db()).unwrap_or(0);
-        Self { ctx, db, first, rest: Vec::new(), asks: Asks::Module }
+        Self { ctx, db, first, rest: Vec::new(), caller: Caller::Module }
     }
 
     fn get(&self, id: KeyId) -> Option<&Open<'c>> {
@@ -144,23 +146,23 @@ impl<'c> Keys<'c> {
         self.ctx
     }
 
-    /// The number of the database that the keys are in.
+    /// The number of the database of the keys.
     pub(crate) fn db(&self) -> u32 {
         self.db
     }
 
-    /// The names of the keys, in their order.
+    /// The names of the keys, in order.
     pub(crate) fn names(&self) -> impl Iterator<Item = Arg<'c>> {
         self.iter().map(|open| open.name)
     }
 
-    /// Gives the keyspace the new values, and has it delete the removed ones.
+    /// Stores the new values in the server's keyspace, and deletes the removed ones.
     pub(crate) fn finish(&mut self) {
         self.first.finish();
         self.rest.iter_mut().for_each(Open::finish);
     }
 
-    /// Removes an EXPIRE that a user set on the key: it was meant for the holder before.
+    /// Removes an EXPIRE that a user set on the key: it was meant for the previous holder.
     pub(crate) fn clear_expire(&self, id: KeyId) {
         if let Some(open) = self.get(id)
             && expire_left_ms(open).is_some()
@@ -170,7 +172,7 @@ impl<'c> Keys<'c> {
         }
     }
 
-    /// What is left until the first EXPIRE that a user has set on one of the keys.
+    /// The milliseconds until the first of the keys expires, if a user has set an EXPIRE on any.
     pub(crate) fn expire_left_ms(&self) -> Option<u64> {
         self.iter().filter_map(expire_left_ms).min()
     }
@@ -178,9 +180,9 @@ impl<'c> Keys<'c> {
 
 const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
 
-/// What is left until an EXPIRE that a user has set on a key.
+/// The milliseconds until a key expires, if a user has set an EXPIRE on it.
 fn expire_left_ms(open: &Open<'_>) -> Option<u64> {
-    // A new value has none, and Redis 8.6 crashes on a question for the expiry of a key that is gone.
+    // A new value has none. Redis 8.6 crashes in `GetExpire` for a vacant key.
     if open.handle.is_null() || !matches!(open.found, Found::Lock(_) | Found::Foreign) {
         return None;
     }
@@ -196,7 +198,7 @@ impl<'c> Open<'c> {
         Self { name, bytes: name.bytes(), handle, found: find(handle), removed: None }
     }
 
-    /// The number of the database in which the key was looked for; `None` without a handle.
+    /// The number of the key's database; `None` without a handle.
     fn db(&self) -> Option<u32> {
         if self.handle.is_null() {
             return None;
@@ -211,7 +213,7 @@ impl Open<'_> {
     fn finish(&mut self) {
         if let Some(lock) = self.removed.take() {
             OWN_DELETE.with_set(lock.addr(), || {
-                // SAFETY: the handle is open for writing, and no reference to the value is left.
+                // SAFETY: the handle is open for writing, and there is no reference to the value.
                 unsafe { api!(RedisModule_DeleteKey, self.handle) };
             });
         }
@@ -223,13 +225,14 @@ impl Open<'_> {
 
     fn set(&mut self, lock: Box<Lock>) {
         let value = Box::into_raw(lock);
-        // SAFETY: the handle is open for writing and vacant; the keyspace takes the value over, and gives it to our
-        // `free` in the end.
+        // SAFETY: the handle is open for writing and vacant. The keyspace takes the ownership of
+        // the value, and passes it to this type's `free` in the end.
         let status =
             unsafe { api!(RedisModule_ModuleTypeSetValue, self.handle, datatype::raw_type(), value.cast::<c_void>()) };
-        // The value is not looked at again: other modules heard of it, and may have deleted it.
+        // Do not use the value after this: the server has notified other modules, and they may have
+        // deleted it.
         if status != raw::REDISMODULE_OK as c_int {
-            // SAFETY: the keyspace did not take it.
+            // SAFETY: the keyspace did not take the ownership.
             drop(unsafe { Box::from_raw(value) });
         }
     }
@@ -276,8 +279,8 @@ impl Keyspace for Keys<'_> {
         match self.get(id).map(|open| &open.found) {
             None | Some(Found::Vacant) => Value::Vacant,
             Some(Found::Foreign) => Value::Foreign,
-            // SAFETY: the value lives until the key is deleted, which `remove` notes. It is changed through `lock_mut` only,
-            // which borrows the keys for as long.
+            // SAFETY: the value lives until the key is deleted, which `remove` records. Only
+            // `lock_mut` changes it, and that borrows the keys mutably.
             Some(Found::Lock(lock)) => Value::Lock(unsafe { &**lock }),
             Some(Found::New(lock)) => Value::Lock(lock),
         }
@@ -285,8 +288,8 @@ impl Keyspace for Keys<'_> {
 
     fn lock_mut(&mut self, id: KeyId) -> Option<&mut Lock> {
         match self.get_mut(id).map(|open| &mut open.found) {
-            // SAFETY: as in `value`; and nothing else has a reference to the value while the engine runs, because the engine
-            // calls nothing of the server's that could call back.
+            // SAFETY: as in `value`. Nothing else has a reference to the value while the engine
+            // runs, because the engine calls no function of the server that could call back.
             Some(Found::Lock(lock)) => Some(unsafe { &mut **lock }),
             Some(Found::New(lock)) => Some(lock),
             None | Some(Found::Vacant | Found::Foreign) => None,
@@ -308,9 +311,9 @@ impl Keyspace for Keys<'_> {
     }
 
     fn client(&self) -> Option<u64> {
-        match self.asks {
-            Asks::Client => self.ctx.connection(self.ctx.flags()),
-            Asks::Module => None,
+        match self.caller {
+            Caller::Client => self.ctx.connection(self.ctx.flags()),
+            Caller::Module => None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Who the server propagates to.
+//! The receivers of the server's propagation: append-only file, child, replicas, backlog.
 
 use std::ffi::{CStr, c_int};
 
@@ -8,21 +8,22 @@ use super::context::Flags;
 use super::{Ctx, api};
 
 impl Flags {
-    /// The append-only file is on, or is about to be.
+    /// The append-only file is on, or is being switched on.
     pub(crate) fn has_append_only_file(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_AOF)
     }
 
-    /// The server has a child that writes a snapshot, or one of a module's.
+    /// The server has a child: it writes a snapshot, or belongs to a module.
     pub(crate) fn has_child(self) -> bool {
         self.has(raw::REDISMODULE_CTX_FLAGS_ACTIVE_CHILD)
     }
 }
 
 impl Ctx<'_> {
-    /// Whether a replica is attached, in whatever state, or could catch up from a backlog. Also if the server does not say.
+    /// Whether a replica is attached, in any state, or could catch up from a backlog. `true` if the
+    /// server does not tell.
     pub(crate) fn has_replica_or_backlog(self) -> bool {
-        // SAFETY: the context is alive; the information is freed once, after its fields were looked at.
+        // SAFETY: the context is alive; the information is freed once, after its fields were read.
         unsafe {
             let info = api!(RedisModule_GetServerInfo, self.raw(), c"replication".as_ptr());
             let is_zero = |field: &CStr| {

@@ -2,15 +2,16 @@
 
 use std::cell::{Cell, RefCell};
 
-/// A part of the module's state. It belongs to whichever thread holds the server's global lock: another module may make
-/// commands of ours run on a thread of its own, so this is not thread-local.
+/// A part of the module's state. It belongs to the thread that holds the server's global lock. It
+/// is not thread-local, because another module may run rlock's commands on its own thread.
 ///
-/// Calls into the server may call back into the module. So a part is borrowed only while none is made, and who finds it
-/// taken all the same gets `None` instead of a crash.
+/// A call into the server may call back into the module. So the module borrows a part only while it
+/// makes no such call. If a part is borrowed nevertheless, [`Self::with`] returns `None` instead of
+/// a crash.
 pub(crate) struct MainThread<T>(RefCell<T>);
 
-// SAFETY: every callback of the module that reaches such a part runs under the server's global lock, one at a time; the
-// one that may not, `free` of a value, reaches none.
+// SAFETY: every callback of the module that uses such a part runs under the server's global lock,
+// one at a time. The exception, `free` of a value, uses none.
 unsafe impl<T> Sync for MainThread<T> {}
 
 impl<T> MainThread<T> {
@@ -18,14 +19,14 @@ impl<T> MainThread<T> {
         Self(RefCell::new(value))
     }
 
-    /// Gives the part to `body`, or returns `None` if it is taken.
+    /// Runs `body` on the part, or returns `None` if it is borrowed.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut value = self.0.try_borrow_mut().ok()?;
         Some(body(&mut value))
     }
 }
 
-/// A number under the server's global lock, 0 unless it is set.
+/// A number under the server's global lock; 0 outside [`Self::with_set`].
 pub(crate) struct MainThreadNumber(Cell<usize>);
 
 // SAFETY: as for `MainThread`.
@@ -40,7 +41,7 @@ impl MainThreadNumber {
         self.0.get()
     }
 
-    /// Sets the number while `body` runs. `body` calls the server, which does not panic.
+    /// Sets the number while `body` runs. `body` only calls the server, and does not panic.
     pub(crate) fn with_set<R>(&self, number: usize, body: impl FnOnce() -> R) -> R {
         let before = self.0.replace(number);
         let result = body();

@@ -1,4 +1,4 @@
-//! What the server does when its memory is full.
+//! The server's eviction policy.
 
 use std::ffi::{CStr, c_int};
 
@@ -7,10 +7,10 @@ use redis_module::raw;
 use super::{Ctx, api};
 
 impl Ctx<'_> {
-    /// Whether the server evicts keys that have no EXPIRE once its memory is full.
+    /// Whether the server evicts keys without an EXPIRE when it reaches `maxmemory`.
     pub(crate) fn evicts_any_key(self) -> bool {
         let mut status: c_int = 0;
-        // SAFETY: the context is alive; the information is freed once, after its fields were looked at.
+        // SAFETY: the context is alive; the information is freed once, after its fields were read.
         unsafe {
             let info = api!(RedisModule_GetServerInfo, self.raw(), c"memory".as_ptr());
             let limit = api!(RedisModule_ServerInfoGetFieldUnsigned, info, c"maxmemory".as_ptr(), &raw mut status);

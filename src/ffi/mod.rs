@@ -1,13 +1,14 @@
 //! The only `unsafe` code: the server's C API behind safe functions.
 //!
-//! It uses nothing of the rest of the module. `load` gives it the functions that the server's callbacks call.
+//! This folder uses no other part of the module. `load` passes in the functions that the server's
+//! callbacks call.
 //!
-//! What makes them safe, beyond what each SAFETY comment says:
+//! Three rules make the functions safe, beside the SAFETY comments:
 //!
-//! 1. Callbacks run on the thread that holds the server's global lock, one at a time. The one exception is the `free`
-//!    of a value, which may run on another thread and touches nothing but that value.
-//! 2. A [`Ctx`], an [`Arg`] or a [`Keys`] is alive only while the callback that it was made for runs.
-//! 3. No panic leaves a callback ([`guard`]): it would take the server down, with everybody's data.
+//! 1. Callbacks run on the thread that holds the server's global lock, one at a time. The exception
+//!    is the `free` of a value: it may run on another thread, and touches only that value.
+//! 2. A [`Ctx`], an [`Arg`] or a [`Keys`] lives no longer than the callback that it was made for.
+//! 3. No panic leaves a callback ([`guard`]): it would crash the server.
 
 mod at_load;
 mod blocked;
@@ -32,21 +33,21 @@ mod write_policy;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub(crate) use blocked::{
-    Blocked, BlockedCallbacks, answers_at_once, block, keeps_answers_back, set_blocked_callbacks, unblock,
+    Blocked, BlockedCallbacks, answers_at_once, block, holds_answers_back, set_blocked_callbacks, unblock,
     valkey_version,
 };
 pub(crate) use command_info::{Access, ArgumentSpec, CommandSpec, KeyArguments, ValueSpec};
 pub(crate) use context::{Arg, Args, Ctx, OwnedString, log_notice, log_warning};
 pub(crate) use datatype::{Digest, Load, Methods, Save, Type};
 pub(crate) use entry::{entry_point, on_load};
-pub(crate) use keys::{Asks, Keys, set_permission_check};
+pub(crate) use keys::{Caller, Keys, set_permission_check};
 pub(crate) use main_thread::{MainThread, MainThreadNumber};
 pub(crate) use registration::{Command, ConfigSpec, InfoCtx, LoadError, Registrar};
 pub(crate) use server_events::{Listeners, ServerEvent, subscribe};
 pub(crate) use timers::{TimerId, has_keys, in_next_turn, set_on_timer, start_timer, stop_timer};
 
-/// Calls a function of the server's API. All that are used are there on every server that is supported: `OnLoad`
-/// refuses to load otherwise (see `entry::missing_function`).
+/// Calls a function of the server's API. Every supported server has these functions: `OnLoad` fails
+/// if one is missing (see `entry::missing_function`).
 macro_rules! api {
     ($name:ident $( , $arg:expr )* $(,)?) => {
         match redis_module::raw::$name {
@@ -57,7 +58,7 @@ macro_rules! api {
 }
 pub(crate) use api;
 
-/// The server lacks a function that `OnLoad` should have asked for. The panic ends in [`guard`].
+/// The server lacks a function that `OnLoad` should have checked. [`guard`] catches the panic.
 #[cold]
 #[expect(clippy::panic, reason = "caught by guard() at the edge of the callback; unreachable once OnLoad has checked")]
 fn missing(name: &str) -> ! {
@@ -65,9 +66,9 @@ fn missing(name: &str) -> ! {
 }
 
 /// The reply to a command that panicked.
-pub(crate) const INTERNAL_ERROR: &str = "ERR rlock caught a bug of its own; outcome unknown; see the server's log";
+pub(crate) const INTERNAL_ERROR: &str = "ERR internal error in rlock; outcome unknown; see the server's log";
 
-/// Runs the body of a callback. A panic is logged, and `otherwise` is answered.
+/// Runs the body of a callback. If it panics, logs the panic and returns `otherwise`.
 pub(crate) fn guard<R>(otherwise: R, body: impl FnOnce() -> R) -> R {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result,
@@ -77,13 +78,13 @@ pub(crate) fn guard<R>(otherwise: R, body: impl FnOnce() -> R) -> R {
                 .map(String::as_str)
                 .or_else(|| payload.downcast_ref::<&str>().copied())
                 .unwrap_or("no message");
-            log_warning(&format!("rlock caught a bug of its own, please report it: {message}"));
+            log_warning(&format!("internal error, please report it: {message}"));
             otherwise
         }
     }
 }
 
-/// `clock_gettime`; a clock that cannot be read is at 0.
+/// `clock_gettime`; 0 if the clock cannot be read.
 pub(crate) fn clock_gettime(clock: libc::clockid_t) -> libc::timespec {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for the result.

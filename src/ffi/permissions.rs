@@ -1,4 +1,4 @@
-//! What the users of connections may do.
+//! The ACL permissions of users.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -9,7 +9,8 @@ use redis_module::raw;
 use super::call_reply::text_of;
 use super::{Arg, Ctx, api};
 
-/// What Valkey has from 9.1 on: it looks at databases as well. The older function denies everything there to a user who may not use all of them.
+/// The function of Valkey 9.1 and newer that also checks databases. On these servers the older
+/// function denies everything to a user who may not use all databases.
 type CheckPermissions = unsafe extern "C" fn(
     *mut raw::RedisModuleUser,
     *mut *mut raw::RedisModuleString,
@@ -22,8 +23,8 @@ fn check_permissions() -> Option<CheckPermissions> {
     static FOUND: OnceLock<Option<CheckPermissions>> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let mut found: Option<CheckPermissions> = None;
-        // SAFETY: the name is a C string. A server that has a function of this name writes a pointer to it, and it is of the type above; else
-        // nothing is written.
+        // SAFETY: the name is a C string. If the server has a function of this name, it has the
+        // type above, and the server writes a pointer to it; otherwise the server writes nothing.
         unsafe { api!(RedisModule_GetApi, c"RedisModule_ACLCheckPermissions".as_ptr(), (&raw mut found).cast()) };
         found
     })
@@ -44,7 +45,7 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        // SAFETY: made by `User::named`, and freed once.
+        // SAFETY: made by `Ctx::user_of` or `Ctx::user_of_script`, and freed once.
         unsafe { api!(RedisModule_FreeModuleUser, self.0) };
     }
 }
@@ -54,7 +55,7 @@ impl Ctx<'_> {
     pub(crate) fn user_of(self, client: u64) -> Option<User> {
         // SAFETY: the context is alive; the name is freed once, if there is one.
         unsafe {
-            // Not `GetCurrentUserName`, which follows a null pointer if there is no user.
+            // Do not use `GetCurrentUserName`: it dereferences a null pointer if there is no user.
             let name = api!(RedisModule_GetClientUserNameById, self.raw(), client);
             if name.is_null() {
                 return None;
@@ -65,14 +66,15 @@ impl Ctx<'_> {
         }
     }
 
-    /// The user of the command. Redis 7.0 gives scripts a client that is found by no id: there the user is asked by
-    /// `ACL WHOAMI`, which the user must be allowed to call.
+    /// The user of the command. In Redis 7.0 the client of a script cannot be found by its id.
+    /// There the module calls `ACL WHOAMI`, which the user must be allowed to run.
     pub(crate) fn user(self) -> Option<User> {
         self.user_of(self.client()).or_else(|| if self.flags().is_script() { self.user_of_script() } else { None })
     }
 
     fn user_of_script(self) -> Option<User> {
-        // SAFETY: the format has one argument, and C: the call has the user of the script. The reply is freed once.
+        // SAFETY: the format has one C string, and so have the arguments; `C` runs the call as the
+        // user of the script. The reply is freed once.
         let name = unsafe {
             let reply = api!(RedisModule_Call, self.raw(), c"ACL".as_ptr(), c"Cc".as_ptr(), c"WHOAMI".as_ptr());
             if reply.is_null() {
@@ -89,12 +91,14 @@ impl Ctx<'_> {
         (!user.is_null()).then_some(User(user))
     }
 
-    /// Whether the user of a connection may publish to the channel. If not, the server's log of denied requests has it.
+    /// Whether the user of a connection may publish to the channel. If not, the server's ACL log
+    /// gets an entry.
     ///
-    /// The server would ask by itself for a command that says where its channels are. From Redis 7.4 on such a command counts as
-    /// `SPUBLISH` does, though: a node of a cluster runs it when the cluster is down, and for a key that has left with its slot
-    /// (`getNodeByQuery`). A lock would be granted twice. Redis 8.6 does not look at the keys of such a command at all, neither for their
-    /// slot nor for the user's rights to them.
+    /// The server could check this itself, if the command described its channel arguments. But from
+    /// Redis 7.4 on, it treats such a command like `SPUBLISH`: a node of a cluster runs it while
+    /// the cluster is down, and for a key that has left with its slot (`getNodeByQuery`). A lock
+    /// could be granted twice. Redis 8.6 ignores the keys of such a command altogether, both for
+    /// routing and for ACL rules.
     pub(crate) fn user_may_publish(self, client: u64, channel: Arg<'_>) -> bool {
         let publishes = |user| {
             // SAFETY: the user is alive.
@@ -109,22 +113,23 @@ impl Ctx<'_> {
         self.user_of(client).is_some_and(|user| publishes(user.0) == raw::REDISMODULE_OK as c_int)
     }
 
-    /// Whether the user of a connection may run a command in a database, and publish to the channel that
-    /// the command names. `true` if the connection has closed.
+    /// Whether the user of a connection may run a command in a database, and publish to the
+    /// command's channel. `true` if the connection has closed.
     pub(crate) fn client_may_run(self, client: u64, command: &[Arg<'_>], channel: Option<Arg<'_>>, db: u32) -> bool {
         let mut words: Vec<*mut raw::RedisModuleString> = command.iter().map(|word| word.raw()).collect();
         let count = c_int::try_from(words.len()).unwrap_or(c_int::MAX);
         let db = c_int::try_from(db).unwrap_or(c_int::MAX);
         let mut may_run = |user| {
             let words = words.as_mut_ptr();
-            // SAFETY: the user is alive, and so are the words, of which there are so many. Nobody has to be told the reason.
+            // SAFETY: the user and the `count` words are alive. A null pointer stands for the
+            // reason, which is not needed.
             let status = unsafe {
                 match check_permissions() {
                     Some(check) => check(user, words, count, db, ptr::null_mut()),
                     None => api!(RedisModule_ACLCheckCommandPermissions, user, words, count),
                 }
             };
-            // Servers find fault with commands for other reasons, too, which are no matter of permissions.
+            // The server may reject the command for other reasons than permissions.
             let is_denied = std::io::Error::last_os_error().raw_os_error() == Some(libc::EACCES);
             if status != raw::REDISMODULE_OK as c_int && is_denied {
                 return status;
@@ -136,13 +141,13 @@ impl Ctx<'_> {
     }
 }
 
-/// The server's answer to whether a user may publish to a channel.
+/// The server's status for whether a user may publish to a channel.
 ///
 /// # Safety
 ///
 /// The user is alive.
 unsafe fn may_publish(user: *mut raw::RedisModuleUser, channel: Arg<'_>) -> c_int {
     let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH.cast_signed();
-    // SAFETY: the user is alive, as said above, and so is the channel.
+    // SAFETY: the user is alive by the contract of this function, and so is the channel.
     unsafe { api!(RedisModule_ACLCheckChannelPermissions, user, channel.raw(), flags) }
 }

@@ -12,30 +12,31 @@ use super::{Args, Ctx, INTERNAL_ERROR, api, guard};
 
 /// A command of the module.
 pub(crate) trait Command {
-    /// What the server is told of it.
+    /// Its description for the server.
     const SPEC: CommandSpec;
-    /// Whether it goes over the heads of owners: for operators.
+    /// Whether it is for operators, because it affects other owners.
     const IS_DANGEROUS: bool = false;
-    /// Runs it and replies. The number of arguments fits [`CommandSpec::arity`].
+    /// Runs the command and replies. The number of arguments matches [`CommandSpec::arity`].
     fn run(ctx: Ctx<'_>, args: Args<'_>);
 }
 
-/// A number in the configuration.
+/// A setting of the module: a number, or one of some words.
 pub(crate) struct ConfigSpec {
-    /// Without the module's prefix.
+    /// The name without the prefix `rlock.`.
     pub(crate) name: &'static CStr,
     pub(crate) default: i64,
     pub(crate) min: i64,
     pub(crate) max: i64,
     pub(crate) place: &'static AtomicI64,
-    /// The words that stand for the numbers from 0 on; none if the value is a number.
+    /// The words for the numbers from 0 on; empty if the value is a number.
     pub(crate) words: &'static [&'static CStr],
 }
 
-/// The server said no; the text says to what.
+/// Why the module does not load.
 pub(crate) struct LoadError(pub(crate) String);
 
-/// The module takes part in slot migrations that the server makes by itself. From Valkey 9; the header that we have is older.
+/// The option by which the module supports the server's atomic slot migration. From Valkey 9 on;
+/// the bindings do not have it yet.
 const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 
 /// The ACL category of the module's commands.
@@ -43,7 +44,7 @@ const CATEGORY: &CStr = c"rlock";
 
 static HAS_CATEGORY: AtomicBool = AtomicBool::new(false);
 
-/// The module while it is being loaded.
+/// Registers the parts of the module, at its load.
 pub(crate) struct Registrar<'c> {
     ctx: Ctx<'c>,
 }
@@ -61,7 +62,7 @@ impl<'c> Registrar<'c> {
     pub(crate) fn set_options(&self) {
         let mut options =
             raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
-        // Only Valkey gives this bit a meaning, and refuses to move slots where a module does not set it.
+        // Only Valkey uses this bit. It refuses to migrate slots if a module has not set it.
         if super::blocked::is_valkey() {
             options |= HANDLE_ATOMIC_SLOT_MIGRATION;
         }
@@ -69,9 +70,11 @@ impl<'c> Registrar<'c> {
         unsafe { api!(RedisModule_SetModuleOptions, self.ctx.raw(), options.cast_signed()) };
     }
 
-    /// Makes the ACL category that all commands are in, on servers that let a module have one (Redis 7.4, Valkey 8).
+    /// Creates the ACL category of all commands, on servers where a module can have one (Redis 7.4,
+    /// Valkey 8).
     pub(crate) fn category(&self) {
-        // SAFETY: the pointer is read once, and is null where the server lacks the call; context and name are alive.
+        // SAFETY: the pointer is read once, and is null where the server lacks the call; context
+        // and name are alive.
         let status = unsafe { raw::RedisModule_AddACLCategory.map(|add| add(self.ctx.raw(), CATEGORY.as_ptr())) };
         HAS_CATEGORY.store(status == Some(raw::REDISMODULE_OK as c_int), Ordering::Relaxed);
     }
@@ -79,7 +82,8 @@ impl<'c> Registrar<'c> {
     pub(crate) fn command<C: Command>(&self) -> Result<(), LoadError> {
         let spec = &C::SPEC;
         let failed = |what: &str| LoadError(format!("cannot {what} {}", spec.name.to_string_lossy()));
-        // SAFETY: the context is alive and the strings are static; `Some(entry::<C>)` has the type that is asked for.
+        // SAFETY: the context is alive and the strings are static; `Some(entry::<C>)` has the
+        // required type.
         let command = unsafe {
             let (first, last, step) = if spec.keys == KeyArguments::First { (1, 1, 1) } else { (0, 0, 0) };
             let status = api!(
@@ -116,7 +120,7 @@ impl<'c> Registrar<'c> {
     }
 
     fn numeric_config(&self, spec: &ConfigSpec, default: i64) -> c_int {
-        // SAFETY: the context is alive, the name is static, and so is the place that the callbacks get.
+        // SAFETY: the context is alive; the name and the place that the callbacks get are static.
         unsafe {
             api!(
                 RedisModule_RegisterNumericConfig,
@@ -137,8 +141,8 @@ impl<'c> Registrar<'c> {
     fn enum_config(&self, spec: &ConfigSpec, default: i64) -> c_int {
         let mut words: Vec<*const c_char> = spec.words.iter().map(|word| word.as_ptr()).collect();
         let numbers: Vec<c_int> = (0..).take(words.len()).collect();
-        // SAFETY: the context is alive; name and words are static, and so is the place that the callbacks get. The server copies both
-        // lists, which have as many entries as it is told.
+        // SAFETY: the context is alive; the name, the words and the place that the callbacks get
+        // are static. The server copies both lists, which have the length that is passed.
         unsafe {
             api!(
                 RedisModule_RegisterEnumConfig,
@@ -157,7 +161,7 @@ impl<'c> Registrar<'c> {
         }
     }
 
-    /// Takes the values that the configuration file has for the registered names.
+    /// Loads the values of the registered settings from the configuration file.
     pub(crate) fn load_configs(&self) -> Result<(), LoadError> {
         // SAFETY: the context is alive.
         let status = unsafe { api!(RedisModule_LoadConfigs, self.ctx.raw()) };
@@ -168,7 +172,7 @@ impl<'c> Registrar<'c> {
         }
     }
 
-    /// Gives the function that writes the module's section of INFO.
+    /// Sets the function that writes the module's INFO section.
     pub(crate) fn info(&self, write: fn(&InfoCtx)) {
         WRITE_INFO.set(write);
         // SAFETY: the context is alive.
@@ -178,7 +182,7 @@ impl<'c> Registrar<'c> {
     /// Random numbers from the server, for seeds.
     pub(crate) fn random<const N: usize>(&self) -> [u64; N] {
         let mut numbers = [0u64; N];
-        // SAFETY: the place has as many bytes as the call is told.
+        // SAFETY: the buffer has the length that is passed.
         unsafe {
             api!(RedisModule_GetRandomBytes, numbers.as_mut_ptr().cast::<u8>(), size_of_val(&numbers));
         }
@@ -186,10 +190,10 @@ impl<'c> Registrar<'c> {
     }
 }
 
-/// Puts a command into ACL categories, on servers that have them for modules (Redis 7.2): without them a user with `+@write` may
-/// not run the commands.
+/// Puts a command into ACL categories, on servers that support this for modules (Redis 7.2).
+/// Without it a user with `+@write` may not run the command.
 fn set_categories<C: Command>(command: *mut raw::RedisModuleCommand) {
-    // SAFETY: the pointer is read once; a null one says that this server lacks the call.
+    // SAFETY: the pointer is read once; it is null if this server lacks the call.
     let Some(set_categories) = (unsafe { raw::RedisModule_SetCommandACLCategories }) else {
         return;
     };
@@ -211,7 +215,7 @@ fn set_categories<C: Command>(command: *mut raw::RedisModuleCommand) {
     }
     categories.push(0);
     if let Ok(categories) = CStr::from_bytes_with_nul(&categories) {
-        // SAFETY: the command was just created; the server keeps nothing of the string.
+        // SAFETY: the command was just created; the server keeps no pointer to the string.
         unsafe { set_categories(command, categories.as_ptr()) };
     }
 }
@@ -256,7 +260,8 @@ unsafe extern "C" fn set_enum_config(
     place: *mut c_void,
     _error: *mut *mut raw::RedisModuleString,
 ) -> c_int {
-    // SAFETY: `place` is the static of the `ConfigSpec`. The server passes one of the numbers of the words.
+    // SAFETY: `place` is the static of the `ConfigSpec`. The server passes one of the numbers of
+    // the words.
     unsafe { &*place.cast::<AtomicI64>() }.store(value.into(), Ordering::Relaxed);
     raw::REDISMODULE_OK as c_int
 }
@@ -286,7 +291,8 @@ impl InfoCtx {
 
 unsafe extern "C" fn on_info(ctx: *mut raw::RedisModuleInfoCtx, _for_crash_report: c_int) {
     guard((), || {
-        // SAFETY: the context lives as long as the callback; no name stands for the module's own section.
+        // SAFETY: the context lives as long as the callback; a null name means the module's own
+        // section.
         let wanted = unsafe { api!(RedisModule_InfoAddSection, ctx, ptr::null()) };
         if wanted == raw::REDISMODULE_OK as c_int {
             (WRITE_INFO.get())(&InfoCtx(ctx));

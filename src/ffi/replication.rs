@@ -1,25 +1,28 @@
-//! How far this master's replication stream has come, and how much of it each replica has acknowledged.
+//! The offset of this master's replication stream, and the offset that each replica has
+//! acknowledged.
 //!
-//! The numbers are those of `INFO replication`: `master_repl_offset`, and for each replica in the state `online` the offset of its
-//! last `REPLCONF ACK`. A replica sends one each second and in answer to `WAIT` (`replicationSendAck`, `replconfCommand` in
-//! replication.c of Redis 7.0 and Valkey 9.1). On Redis 7.0.15, 8.0.2 and 8.6.3 and Valkey 8.0.1, 8.1.1 and 9.1.2 the call takes
+//! The numbers come from `INFO replication`: `master_repl_offset`, and for each replica in the
+//! state `online` the offset of its last `REPLCONF ACK`. A replica sends one each second and in
+//! answer to `WAIT` (`replicationSendAck` and `replconfCommand` in replication.c of Redis 7.0 and
+//! Valkey 9.1). On Redis 7.0.15, 8.0.2 and 8.6.3 and Valkey 8.0.1, 8.1.1 and 9.1.2 the call takes
 //! 1.5 to 3.3 µs with one replica, and 5 to 12 µs with ten.
 
 use super::call_reply::text_of;
 use super::{Ctx, api};
 
-/// See the head of this file.
+/// The state of the replication: see the head of this file.
 pub(crate) struct Replication {
     /// The bytes that this server has written to its stream.
     pub(crate) offset: u64,
-    /// What each replica that is online has acknowledged.
+    /// The offset that each online replica has acknowledged.
     pub(crate) acknowledged: Vec<u64>,
 }
 
 impl Ctx<'_> {
-    /// The state of the replication; `None` if the server does not tell (the command INFO is renamed).
+    /// The state of the replication; `None` if the command INFO is renamed.
     pub(crate) fn replication(self) -> Option<Replication> {
-        // SAFETY: the format says a C string, and the argument is exactly that; the reply is freed once, after its text was copied.
+        // SAFETY: the format has one C string, and so have the arguments; the reply is freed once,
+        // after its text was copied.
         let text = unsafe {
             let section = c"replication".as_ptr();
             let reply = api!(RedisModule_Call, self.raw(), c"INFO".as_ptr(), c"c".as_ptr(), section);

@@ -1,4 +1,4 @@
-//! Server events and keyspace notifications, as calls of the functions that the module subscribes. Nothing is decided here.
+//! Server events and keyspace events: passes them to the module's [`Listeners`].
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -7,18 +7,20 @@ use redis_module::raw;
 use super::at_load::AtLoad;
 use super::{Arg, Ctx, api, guard, keys};
 
-/// A key that is gone with its slot, from Redis 8.4; the header that we have is older. Redis moves slots by itself since then. What it leaves behind
-/// it drops at once in another thread, without a word, but key by key where a module asks to be told.
+/// The event of a key that is removed because its slot has moved. From Redis 8.4 on, where the
+/// server itself migrates slots; the bindings do not have it yet. If a module subscribes to this
+/// event, the server removes the keys of the slot one by one. Otherwise it drops them all on
+/// another thread, without notifying modules.
 const NOTIFY_KEY_TRIMMED: c_int = 1 << 17;
 
-/// A server event that matters to locks.
+/// A server event that affects locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerEvent {
     /// A connection closed.
     ClientClosed(u64),
-    /// The keys of a database were deleted, or of all of them.
+    /// All keys of a database were deleted; `None`: of all databases.
     Flushed(Option<u32>),
-    /// Two databases changed places.
+    /// Two databases were swapped.
     Swapped(u32, u32),
     /// This server became a master.
     Promoted,
@@ -28,23 +30,23 @@ pub(crate) enum ServerEvent {
     LoadBegins,
     /// A load of a master's data set begins.
     LoadFromMaster,
-    /// The configuration of the server was changed.
+    /// A setting of the server changed.
     Configured,
-    /// A load of the data set ended, well or not.
+    /// A load of the data set ended, successfully or not.
     LoadEnded,
-    /// A child was forked, and no command has run since.
+    /// The server forked a child, and has run no command since.
     Forked,
-    /// The server begins to save its data set itself, without a child.
+    /// The server begins to save its data set in the foreground, without a child.
     SaveStarted,
-    /// The server's regular tick.
+    /// The server's tick (`CRON_LOOP`).
     Tick,
-    /// The event loop is about to write what there is to write, and to sleep.
+    /// The event loop is about to write replies and to sleep.
     BeforeSleep,
-    /// The event loop has written what there was to write, and has slept.
+    /// The event loop has written replies and slept.
     AfterSleep,
 }
 
-/// The functions that hear of everything in this file.
+/// The functions that get the events of this file.
 #[derive(Clone, Copy)]
 pub(crate) struct Listeners {
     pub(crate) on_server_event: fn(Ctx<'_>, ServerEvent),
@@ -54,7 +56,7 @@ pub(crate) struct Listeners {
 
 static LISTENERS: AtLoad<Listeners> = AtLoad::new();
 
-/// Subscribes to everything in this file. `false` if the server refuses.
+/// Subscribes to the events of this file. `false` if the server refuses.
 pub(crate) fn subscribe(ctx: Ctx<'_>, listeners: Listeners) -> bool {
     LISTENERS.set(listeners);
     let ids = [
@@ -71,7 +73,7 @@ pub(crate) fn subscribe(ctx: Ctx<'_>, listeners: Listeners) -> bool {
     ];
     let subscribed = ids.into_iter().all(|id| {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
-        // SAFETY: the context is alive, the callback has the type that the server asks for.
+        // SAFETY: the context is alive, and the callback has the required type.
         let status = unsafe { api!(RedisModule_SubscribeToServerEvent, ctx.raw(), event, Some(on_server_event)) };
         status == raw::REDISMODULE_OK as c_int
     });
@@ -164,7 +166,7 @@ unsafe extern "C" fn on_keyspace_event(
         return raw::REDISMODULE_OK as c_int;
     }
     if class == NOTIFY_KEY_TRIMMED {
-        // Its value has gone through the data type's `unlink`.
+        // The data type's `unlink` has handled the removed value.
         return raw::REDISMODULE_OK as c_int;
     }
     guard((), || {

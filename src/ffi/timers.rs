@@ -1,4 +1,4 @@
-//! The server's timers, and calls in the next turn of its event loop.
+//! The server's timers, and callbacks in the next turn of its event loop.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -9,33 +9,35 @@ use redis_module::raw;
 use super::at_load::AtLoad;
 use super::{Ctx, api, guard};
 
-/// A context that lives as long as the module: timers are also started from callbacks that have none.
+/// A context that lives as long as the module. Callbacks without a context of their own start
+/// timers with it.
 static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
 static ON_TIMER: AtLoad<fn(Ctx<'_>)> = AtLoad::new();
 
-/// Gives the function that timers call.
+/// Sets the function that timers call.
 pub(crate) fn set_on_timer(on_timer: fn(Ctx<'_>)) {
     ON_TIMER.set(on_timer);
 }
 
-/// Makes the context for timers. Called once, from `OnLoad`.
+/// Creates the context for timers. Called once, from `OnLoad`.
 pub(super) fn init(ctx: Ctx<'_>) {
     // SAFETY: the context is alive.
     let detached = unsafe { api!(RedisModule_GetDetachedThreadSafeContext, ctx.raw()) };
     DETACHED.store(detached, Ordering::Relaxed);
 }
 
-/// Gives the context back, if the module does not come to be loaded: the server then forgets the module, and this place with it.
-pub(super) fn give_back() {
+/// Frees the context after a failed load. Otherwise it would leak: the server unloads the module.
+pub(super) fn free_context() {
     let detached = DETACHED.swap(ptr::null_mut(), Ordering::Relaxed);
     if !detached.is_null() {
-        // SAFETY: the context came from the server, and nobody finds it any more.
+        // SAFETY: the context came from the server, and no other code can reach it now.
         unsafe { api!(RedisModule_FreeThreadSafeContext, detached) };
     }
 }
 
-/// Whether any database has a key. Selecting them in the module's own context moves no client.
+/// Whether any database has a key. This selects databases in the module's own context, and moves no
+/// client.
 pub(crate) fn has_keys() -> bool {
     let raw = DETACHED.load(Ordering::Relaxed);
     if raw.is_null() {
@@ -49,11 +51,11 @@ pub(crate) fn has_keys() -> bool {
     found
 }
 
-/// The number of a timer that is running.
+/// The id of a running timer.
 #[derive(Clone, Copy)]
 pub(crate) struct TimerId(raw::RedisModuleTimerID);
 
-/// Starts a timer that goes off after `delay_ms`: see [`set_on_timer`].
+/// Starts a timer that fires after `delay_ms`: see [`set_on_timer`].
 pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
     let ctx = DETACHED.load(Ordering::Relaxed);
     if ctx.is_null() {
@@ -63,27 +65,29 @@ pub(crate) fn start_timer(delay_ms: i64) -> Option<TimerId> {
     Some(TimerId(unsafe { api!(RedisModule_CreateTimer, ctx, delay_ms, Some(on_timer), ptr::null_mut()) }))
 }
 
-/// Calls `callback` in the next turn of the event loop, before the server looks at its timers. The loop does not sleep until then.
+/// Calls `callback` in the next turn of the event loop, before the server checks its timers. The
+/// loop does not sleep until then.
 pub(crate) fn in_next_turn(callback: fn()) {
     unsafe extern "C" fn on_next_turn(callback: *mut c_void) {
-        // SAFETY: `in_next_turn` made the pointer of a function of this type.
+        // SAFETY: `in_next_turn` made the pointer from a function of this type.
         let callback = unsafe { mem::transmute::<*mut c_void, fn()>(callback) };
         guard((), callback);
     }
-    // SAFETY: the callback takes the pointer as what it is.
+    // SAFETY: the callback converts the pointer back to this function.
     unsafe { api!(RedisModule_EventLoopAddOneShot, Some(on_next_turn), callback as *mut c_void) };
 }
 
 /// Stops a timer.
 pub(crate) fn stop_timer(timer: TimerId) {
     let ctx = DETACHED.load(Ordering::Relaxed);
-    // SAFETY: the detached context lives as long as the module; a timer that is over is not found, which is fine.
+    // SAFETY: the detached context lives as long as the module; the server ignores a timer that has
+    // fired.
     unsafe { api!(RedisModule_StopTimer, ctx, timer.0, ptr::null_mut()) };
 }
 
 unsafe extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_void) {
     guard((), || {
-        // SAFETY: the server gives a context that is alive during the callback.
+        // SAFETY: the server passes a context that is alive during the callback.
         (ON_TIMER.get())(unsafe { Ctx::new(ctx) });
     });
 }

@@ -25,7 +25,8 @@ use super::wall_clock::WallClock;
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What a server or a caught Rust panic writes to the log when it goes wrong.
-const CRASH_MARKS: [&str; 5] = ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic", "rlock caught a bug"];
+const CRASH_MARKS: [&str; 5] =
+    ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic", "rlock: internal error"];
 
 pub struct Server {
     process: OwnedProcess,
@@ -305,7 +306,7 @@ impl Server {
 
     /// The test lets the module panic, which the log may show.
     pub fn forgive_panics(&mut self) {
-        self.forgiven.extend(["panic", "rlock caught a bug"]);
+        self.forgiven.extend(["panic", "rlock: internal error"]);
     }
 
     fn check_health(&mut self) -> Result<(), String> {

@@ -107,7 +107,7 @@ fn server_that_ended_or_logged_a_fault_is_reported() {
     assert_eq!(seen(true, "Ready to accept connections\n"), []);
     assert_eq!(seen(false, ""), [Rule::ServerLives]);
     assert_eq!(seen(true, "Ready\nan effect could not be applied\n"), [Rule::ReplicaAgrees]);
-    assert_eq!(seen(true, "Ready\nrlock caught a bug of its own\n"), [Rule::ServerLives]);
+    assert_eq!(seen(true, "Ready\nrlock: internal error\n"), [Rule::ServerLives]);
     // The server may have been restarted.
     let crash = "=== REDIS BUG REPORT START: Cut & paste starting from here ===\nRedis 7.0.15 crashed by signal: 11\n";
     assert_eq!(seen(true, crash), [Rule::ServerLives]);

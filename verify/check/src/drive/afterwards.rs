@@ -18,7 +18,7 @@ use crate::timeline::SLACK_US;
 const UNHEARD: Duration = Duration::from_millis(2_500);
 
 /// Log lines that a healthy server never writes.
-const FAULTS_IN_LOG: [&str; 4] = ["rlock caught a bug", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+const FAULTS_IN_LOG: [&str; 4] = ["rlock: internal error", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
 
 /// Logged by a replica that differs from its master, or by a server whose file differs from what
 /// was done.
