@@ -1,4 +1,4 @@
-//! CLAIM: a hold that begins after a wait has to be claimed.
+//! CLAIM: the owner has to claim a hold that was granted after a wait.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ const SOON: Duration = Duration::from_secs(5);
 
 const MINUTE_MS: i64 = 60_000;
 
-/// The time until the lock expires.
+/// The time until the lock expires, in milliseconds.
 #[track_caller]
 fn left_ms(client: &mut Client) -> i64 {
     client.call("RLOCK.PTTL job").int()
 }
 
-/// `b` was granted the lock after a wait, and has not claimed it.
+/// `b` is granted the lock after a wait, and has not claimed it.
 #[track_caller]
 fn granted_after_a_wait(server: &Server, claim_ms: u32) -> (Client, i64) {
     let mut client = server.client();
@@ -79,7 +79,7 @@ fn a_grant_without_a_wait_needs_no_claim() {
         client.acquire("job a PX 60000 BLOCK 0 CLAIM 300");
         assert!(left_ms(&mut client) > 300);
         client.call("LOCK.RELEASE job a");
-        // In a transaction BLOCK is one attempt.
+        // In a transaction BLOCK is a single attempt.
         client.transaction("LOCK.ACQUIRE job a PX 60000 BLOCK 0 CLAIM 300");
         assert!(left_ms(&mut client) > 300);
     }
@@ -148,7 +148,7 @@ fn a_claim_without_a_wait_or_beyond_the_lease_is_an_error() {
         ("RLOCK.ACQUIRE job a PX 60000 CLAIM 300", no_wait),
         ("RFAIRLOCK.ACQUIRE job a QUEUE 1000 CLAIM 300", no_wait),
         ("RLOCK.ACQUIRE job a PX 1000 BLOCK 0 CLAIM 1001", longer),
-        // The lease without PX is that of the configuration.
+        // Without PX the lease is the configured default.
         ("RLOCK.ACQUIRE job a BLOCK 0 CLAIM 30001", longer),
         ("RLOCK.ACQUIRE job a BLOCK 0 CLAIM 0", "CLAIM takes an integer from 1"),
     ] {
@@ -178,7 +178,7 @@ fn a_claim_is_due_also_on_a_replica_and_after_a_restart_or_a_restore() {
     assert!(left_ms(&mut client) <= 20_001);
     for key in ["job", "copy"] {
         let left = client.call(format!("RLOCK.RENEW {key} b TOKEN {token}")).int();
-        assert!(left > 20_001, "the lease of the ACQUIRE is remembered: {left}");
+        assert!(left > 20_001, "the lease of the ACQUIRE is kept: {left}");
     }
     replica.client().call("REPLICAOF NO ONE");
     let left = replica.client().call(format!("RLOCK.RENEW job b TOKEN {token}")).int();
@@ -198,7 +198,7 @@ fn timed_six_vanished_waiters_cost_the_next_one_their_claims_and_not_their_lease
         let mut next = server.waiter("LOCK.ACQUIRE job b PX 30000 BLOCK 0 CLAIM 300");
         let watch = Stopwatch::start();
         client.call("LOCK.RELEASE job a");
-        next.reply_within(Duration::from_secs(30)).expect("an answer").int();
+        next.reply_within(Duration::from_secs(30)).expect("a reply").int();
         watch.assert_took_ms(1790..3000, "six claims");
         assert_eq!(client.info_number("rlock_unclaimed"), 6);
     }

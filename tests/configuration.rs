@@ -1,4 +1,4 @@
-//! What an operator sets and what an operator sees.
+//! Settings of the module, INFO counters and COMMAND GETKEYS.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::support::{Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Name, default, a value to set, and values that are out of range.
+/// Name, default, another valid value, and invalid values.
 const OPTIONS: [(&str, &str, &str, &[&str]); 9] = [
     ("default-lease-ms", "30000", "5000", &["0", "-1", "31536000001"]),
     ("max-waiters", "1000000", "10", &["-1"]),
@@ -75,7 +75,7 @@ fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
         ("max-waiters 10 default-lease-ms 31536000001", "default-lease-ms"),
     ] {
         let Err(log) = Server::try_start(arguments, &[]) else {
-            panic!("it has started with {arguments:?}");
+            panic!("the server started with {arguments:?}");
         };
         let mut own_lines = log.lines().filter(|line| line.contains("rlock: "));
         assert!(own_lines.any(|line| line.contains(culprit)), "{arguments}:\n{log}");
@@ -98,7 +98,7 @@ fn the_default_lease_may_change_while_locks_are_held() {
     client.acquire("after a");
     assert!(client.call("RLOCK.PTTL before").int() <= 30_000);
     assert!(client.call("RLOCK.PTTL after").int() > 80_000);
-    // What the hold was last given is remembered, not what the default is now.
+    // RENEW uses the lease that the hold was granted with, not the current default.
     assert!(client.call("RLOCK.RENEW before a").int() <= 30_000);
 }
 
@@ -122,7 +122,7 @@ fn info_counts_what_happens() {
         let mut seen = [0; 9];
         eventually(SOON, || {
             seen = fields.map(|field| observer.info_number(field));
-            // What is settled by the timer may be a moment late; a wrong count stays wrong.
+            // Work of the timer may show a moment later. A wrong count stays wrong.
             seen == counts || seen[1] == counts[1] && seen[0] == counts[0]
         });
         assert_eq!(seen, counts, "{what}: {fields:?}");
@@ -131,21 +131,21 @@ fn info_counts_what_happens() {
     client.acquire("job a PX 60000");
     expect("a grant", [1, 0, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!(client.call("RLOCK.ACQUIRE job b"), Reply::Nil);
-    expect("a denied try", [1, 0, 1, 0, 0, 0, 0, 0, 0]);
+    expect("a denied attempt", [1, 0, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!(client.call("RLOCK.ACQUIRE job b BLOCK 1"), Reply::Nil);
     expect("a timeout", [1, 0, 1, 0, 1, 0, 0, 0, 0]);
     let mut b = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     let c = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
     expect("two waiters", [1, 2, 1, 0, 1, 0, 0, 0, 0]);
     drop(c);
-    expect("a waiter has gone", [1, 1, 1, 0, 1, 0, 0, 0, 1]);
+    expect("a waiter disconnected", [1, 1, 1, 0, 1, 0, 0, 0, 1]);
     client.call("RLOCK.RELEASE job a");
     b.reply().int();
     expect("a hand-over", [1, 0, 1, 1, 1, 0, 0, 1, 1]);
     client.call("RLOCK.FORCERELEASE job");
     expect("a forced release", [0, 0, 1, 1, 1, 0, 1, 1, 1]);
     client.acquire("job d PX 1500");
-    expect("a grant to expire", [1, 0, 2, 1, 1, 0, 1, 1, 1]);
+    expect("a grant with a short lease", [1, 0, 2, 1, 1, 0, 1, 1, 1]);
     eventually(SOON, || client.call("EXISTS job") == 0);
     expect("an expiry", [0, 0, 2, 1, 1, 1, 1, 1, 1]);
     client.acquire("job e");

@@ -1,4 +1,5 @@
-//! A replica has the state of its primary, whatever was done and whatever the replica missed meanwhile.
+//! A replica has the same state as its primary, whatever commands ran and whatever the replica
+//! missed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -16,7 +17,7 @@ const SOON: Duration = Duration::from_secs(20);
 const CLIENTS: usize = 4;
 const DATABASES: usize = 2;
 
-/// Commands in one write. One that waits holds up those behind it.
+/// Commands in one write. A command that waits delays those behind it.
 const BATCH: usize = 50;
 
 const KEYS: usize = 30;
@@ -25,7 +26,7 @@ fn random_command(random: &mut StdRng) -> String {
     let (key, other_key) = (any_key(random, KEYS), any_key(random, KEYS));
     match random.random_range(0..1000) {
         0..910 => {
-            // Some leases end during the run, others are there at each comparison.
+            // Some leases expire during the run, others are still held at each comparison.
             let lease_ms =
                 if random.random() { random.random_range(1..50) } else { random.random_range(60_000..600_000) };
             any_lock_command(random, KEYS, lease_ms, 100)
@@ -43,7 +44,8 @@ fn random_command(random: &mut StdRng) -> String {
     }
 }
 
-/// Several connections at once send so many random commands together, and more until `happening` has come to an end.
+/// Several connections together send at least `commands` random commands, and continue until
+/// `happening` returns.
 fn rage<R>(primary: &Server, seed: u64, commands: usize, happening: impl FnOnce() -> R) -> R {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -65,7 +67,7 @@ fn rage<R>(primary: &Server, seed: u64, commands: usize, happening: impl FnOnce(
     })
 }
 
-/// Ends the commands also when what happens meanwhile fails.
+/// Stops the commands even if `happening` panics.
 struct Over<'o>(&'o AtomicBool);
 
 impl Drop for Over<'_> {
@@ -74,14 +76,14 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Stops all writing for a while and compares everything.
+/// Pauses all writes and compares everything.
 #[track_caller]
 fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
     let mut original = primary.client();
     original.call("CLIENT PAUSE 60000 WRITE");
     let mut compared = 0;
     for replica in replicas {
-        // Also one that gets the stream from another replica.
+        // A replica may also receive the stream from another replica.
         replica.catch_up_with(primary);
         let mut copy = replica.client();
         for db in 0..DATABASES {
@@ -92,7 +94,7 @@ fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
                 let key = format!("lock-{number}");
                 let digest = format!("DEBUG DIGEST-VALUE {key}");
                 assert_eq!(copy.call(digest.as_str()), original.call(digest.as_str()), "{key} in {db}");
-                // A lease may end between the two looks; after it they agree again.
+                // A lease may expire between the two calls. Afterwards they agree again.
                 eventually(SOON, || shown(&mut copy, &key) == shown(&mut original, &key));
                 compared += usize::from(shown(&mut original, &key).len() > 3);
             }
@@ -111,7 +113,7 @@ fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
 fn a_replica_is_like_its_primary_whatever_it_missed() {
     let seed = seed();
     let share = at_length(25_000, 250_000);
-    // Large enough for what a replica misses while it is away.
+    // Large enough for everything that a replica misses while it is away.
     let primary = Server::with(&["repl-backlog-size 64mb", "client-output-buffer-limit replica 0 0 0"]);
     let first = Server::replica_of(&primary, &[]);
     let mut observer = primary.client();
@@ -124,23 +126,24 @@ fn a_replica_is_like_its_primary_whatever_it_missed() {
     first.while_stopped(|| rage(&primary, seed + 2, share, || ()));
     compared += assert_same(&primary, &[&first, &late]);
 
-    // Both lose their link, and get what they missed meanwhile.
+    // Both replicas lose their connection, and then receive what they missed.
     let full = observer.info_number("sync_full");
     rage(&primary, seed + 3, share, || {
         for _ in 0..3 {
             let before = observer.info_number("sync_partial_ok");
             assert_eq!(observer.call("CLIENT KILL TYPE replica"), 2);
             eventually(SOON, || observer.info_number("sync_partial_ok") == before + 2);
-            // A replica that is cut off before it has heard of that begins anew.
+            // A replica that is disconnected before its partial synchronisation ends would start a
+            // full one.
             for replica in [&first, &late] {
                 eventually(SOON, || replica.client().info("master_link_status") == "up");
             }
         }
     });
     compared += assert_same(&primary, &[&first, &late]);
-    assert_eq!(observer.info_number("sync_full"), full, "each link was restored without a new load");
+    assert_eq!(observer.info_number("sync_full"), full, "each link was restored without a full synchronisation");
 
     let second_hand = rage(&primary, seed + 4, share, || Server::replica_of(&late, &[]));
     compared += assert_same(&primary, &[&first, &late, &second_hand]);
-    assert!(compared > 50, "{compared} locks compared are too few");
+    assert!(compared > 50, "only {compared} locks were compared");
 }
