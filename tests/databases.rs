@@ -1,4 +1,4 @@
-//! The module takes a keyspace event for the database in which it happened: in transactions, in
+//! The module applies a keyspace event to the database in which it happened: in transactions, in
 //! scripts, on replicas, and while a file is loaded.
 
 use std::time::Duration;
@@ -12,16 +12,16 @@ type Place = (usize, &'static str);
 
 const DATABASES: [usize; 3] = [0, 1, 2];
 
-/// The locks that are held at the beginning.
+/// Locks that are held at the beginning.
 const SOURCES: [Place; 2] = [(0, "job"), (1, "other")];
 
-/// A way for a lock to come under a name.
+/// A way in which a lock arrives under a key.
 struct Way {
-    /// PAYLOAD stands for the answer to DUMP of `job` in database 0.
+    /// PAYLOAD stands for the reply to DUMP of `job` in database 0.
     commands: &'static [&'static str],
-    /// The key that is gone then.
+    /// The key that no longer exists afterwards.
     leaves: Option<Place>,
-    /// The key that the lock comes to.
+    /// The key under which the lock arrives.
     to: Place,
 }
 
@@ -53,7 +53,7 @@ fn leaves_its_database(command: &str) -> bool {
     command.starts_with("MOVE") || command.contains(" DB ")
 }
 
-/// The ways that the server under test can show.
+/// The ways that the server under test supports.
 fn ways() -> impl Iterator<Item = &'static Way> {
     let without_move = move_changes_the_database();
     if without_move {
@@ -62,7 +62,7 @@ fn ways() -> impl Iterator<Item = &'static Way> {
     WAYS.iter().filter(move |way| !without_move || !way.commands.iter().any(|command| leaves_its_database(command)))
 }
 
-/// Runs commands in a context, and hands out their answers.
+/// Runs commands in a context, and returns their replies.
 type Run = fn(&mut Client, &[Command]) -> Vec<Reply>;
 
 fn one_by_one(client: &mut Client, commands: &[Command]) -> Vec<Reply> {
@@ -77,14 +77,14 @@ fn in_a_transaction(client: &mut Client, commands: &[Command]) -> Vec<Reply> {
     client.call("EXEC").array().to_vec()
 }
 
-/// The server propagates a transaction of one command as that command alone. With the ACQUIRE there
-/// are two, so that replicas and the append-only file get a transaction.
+/// The server propagates a transaction of one command as that command alone. The ACQUIRE makes two,
+/// so that replicas and the append-only file receive a transaction.
 fn in_a_transaction_with_another(client: &mut Client, commands: &[Command]) -> Vec<Reply> {
     let another = Command::from("RLOCK.ACQUIRE another a PX 1000");
     in_a_transaction(client, &[&[another], commands].concat()).split_off(1)
 }
 
-/// A script with a call for each command.
+/// A script that calls each command.
 fn script(commands: &[Command]) -> Command {
     let (mut text, mut words) = (String::from("local answers = {}\n"), Vec::new());
     for Command(command) in commands {
@@ -106,10 +106,10 @@ fn in_a_script_in_a_transaction(client: &mut Client, commands: &[Command]) -> Ve
 }
 
 impl Way {
-    /// Goes the way on a connection of its own.
+    /// Runs the commands on a new connection.
     #[track_caller]
     fn go(&self, server: &Server, run: Run) {
-        // The output of a failed test ends with the way that failed.
+        // On failure the last line names the way that failed.
         eprintln!("{:?}", self.commands);
         let mut client = server.client();
         let payload = client.call("DUMP job");
@@ -126,14 +126,14 @@ impl Way {
         }
     }
 
-    /// The same name in the other databases.
+    /// The same key in the other databases.
     fn beside(&self) -> impl Iterator<Item = Place> {
         let (db, name) = self.to;
         DATABASES.into_iter().filter(move |other| *other != db).map(move |other| (other, name))
     }
 }
 
-/// A connection for each database.
+/// One connection for each database.
 #[track_caller]
 fn client_of_each_database(server: &Server) -> [Client; DATABASES.len()] {
     DATABASES.map(|db| {
@@ -143,8 +143,8 @@ fn client_of_each_database(server: &Server) -> [Client; DATABASES.len()] {
     })
 }
 
-/// A lock that came is bound to no connection, and ends with the grace of its session. The same name
-/// in another database stays bound to its connection.
+/// A lock that arrives is bound to no connection, and ends after the grace of its session. A lock
+/// with the same key in another database stays bound to its connection.
 #[track_caller]
 fn assert_only_what_came_ends(run: Run) {
     let server = Server::start();
@@ -165,7 +165,7 @@ fn assert_only_what_came_ends(run: Run) {
         for (db, name) in &held {
             let holder = clients[*db].holder(name).unwrap_or_else(|| panic!("{name} in {db} is gone"));
             assert_eq!(holder.session, 1, "{name} in {db} is bound to its connection");
-            assert!(holder.lease_ms > 500_000, "{name} in {db} ends in {} ms", holder.lease_ms);
+            assert!(holder.lease_ms > 500_000, "{name} in {db} expires in {} ms", holder.lease_ms);
         }
         assert_eq!(clients[0].info_number("rlock_held"), i64::try_from(held.len()).expect("a few"));
         clients[0].call("FLUSHALL");
@@ -183,7 +183,7 @@ fn a_lock_that_comes_in_a_transaction_ends_by_itself_and_ends_no_session_beside_
     assert_only_what_came_ends(in_a_transaction);
 }
 
-/// The copy changes database 1 only, so it must not end a session in database 0.
+/// The copy changes only database 1, so it must not end a session in database 0.
 #[test]
 fn copy_in_a_transaction_keeps_the_session() {
     if move_changes_the_database() {
@@ -228,7 +228,7 @@ fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
             skipped_here("MOVE changes the database of the connection");
             continue;
         }
-        // The output of a failed test ends with the way that failed.
+        // On failure the last line names the way that failed.
         eprintln!("{way:?}");
         let server = Server::start();
         server.client().call("SET text here");
@@ -251,7 +251,7 @@ fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
     }
 }
 
-/// A lease ends by itself also on the server that becomes the master after the lock has come.
+/// A lease also expires on the server that becomes the primary after the lock arrived.
 #[track_caller]
 fn assert_leases_end_at_the_next_master(next: impl Fn(Server, Server) -> Server) {
     for way in ways() {

@@ -1,4 +1,5 @@
-//! Deadlocks: the request that would close a circle of waiting owners is refused at once, and no other.
+//! Deadlocks: a request that would close a cycle of waiting owners is refused at once. No other
+//! request is.
 
 use std::time::Duration;
 
@@ -6,15 +7,15 @@ use crate::support::{Client, Command, Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// How an owner takes and later waits for a key; a circle has all of them in turn.
+/// How an owner holds a key and how the next one waits for it. A cycle uses all of them in turn.
 #[derive(Clone, Copy)]
 enum Kind {
     Mutex,
     Fair,
     Writer,
-    /// Holds READ; who wants it wants WRITE.
+    /// The holder has READ, the waiter wants WRITE.
     Reader,
-    /// The key and another one beside it.
+    /// The key and a second one, with MACQUIRE.
     Many,
 }
 
@@ -38,7 +39,8 @@ impl Kind {
     }
 }
 
-/// Owner i holds key i and waits for key i + 1, in an order that starts anywhere; the last one closes the circle.
+/// Owner i holds key i and waits for key i + 1. The waits begin with owner `first`, and the last
+/// one closes the cycle.
 #[track_caller]
 fn assert_refused(owners: usize, kind_of: impl Fn(usize) -> Kind, first: usize) {
     let server = Server::start();
@@ -56,15 +58,15 @@ fn assert_refused(owners: usize, kind_of: impl Fn(usize) -> Kind, first: usize) 
         .collect();
     let (owner, key) = step(owners - 1);
     let line = client.call(kind_of(key).want(key, owner) + " BLOCK 0").expect_error("DEADLOCK").to_owned();
-    // Of two keys that are held either is named.
+    // If the owner holds both keys, the error may name either.
     let named = [format!("k{key}"), format!("beside{key}")];
     let edges = named.map(|name| format!(": o{owner} waits for {name} held by o{key}"));
     assert!(edges.iter().any(|edge| line.contains(edge)), "{line}");
     assert_eq!(line.matches(" waits for ").count(), owners.min(4), "{line}");
-    assert_eq!(client.call(kind_of(key).want(key, owner)), Reply::Nil, "who does not wait, closes no circle");
-    assert_eq!(client.info_number("rlock_waiting"), owners as i64 - 1, "the refused one has left nothing behind");
+    assert_eq!(client.call(kind_of(key).want(key, owner)), Reply::Nil, "a request that does not wait closes no cycle");
+    assert_eq!(client.info_number("rlock_waiting"), owners as i64 - 1, "the refused request left nothing behind");
 
-    // The refused one gives up what it holds, and all others follow one after the other.
+    // The refused owner gives up its key. Then each waiter is granted its key in turn.
     client.call(format!("DEL k{owner} beside{owner}"));
     for number in (0..owners - 1).rev() {
         let granted = waiters[number].reply();
@@ -96,7 +98,7 @@ fn a_circle_of_fifty_owners_over_all_kinds_is_refused() {
     assert_refused(50, |key| KINDS[key % KINDS.len()], 17);
 }
 
-/// The chain grows at its head, or in two halves that the last request joins.
+/// The chain grows at its head, at its tail, or as two halves that the last request joins.
 #[test]
 fn a_circle_is_found_in_whatever_order_it_was_built() {
     for order in [[4, 3, 2, 1, 0], [0, 2, 4, 1, 3], [1, 0, 4, 3, 2]] {
@@ -131,11 +133,11 @@ fn a_circle_that_is_not_closed_is_not_refused() {
     client.acquire("x a PX 60000");
     client.acquire("y b PX 60000");
     let mut waiting = server.blocked_waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
-    // One more behind the same one, one behind the one that waits, and re-entry.
+    // Another request for the same key, one behind a waiter, and re-entry close no cycle.
     let _third = server.blocked_waiter("RLOCK.ACQUIRE x c BLOCK 0");
     client.acquire("x a BLOCK 0");
     client.acquire("y b BLOCK 0");
-    // The one who waits leaves, and what was a circle is none.
+    // When the waiter leaves, the same request closes no cycle any longer.
     let gone = waiting.id();
     client.call(format!("CLIENT UNBLOCK {gone} ERROR"));
     waiting.reply().expect_error("UNBLOCKED");
@@ -189,7 +191,7 @@ fn a_place_without_a_connection_is_not_waited_for() {
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE f a QUEUE 60000"), Reply::Nil);
     client.acquire("x b PX 60000");
     let _waiting = server.waiter("RLOCK.ACQUIRE x a BLOCK 0");
-    // Behind the place of a, which makes no circle until it has a connection.
+    // The place of `a` is ahead, and closes no cycle until it has a connection.
     let _behind = server.waiter("RFAIRLOCK.ACQUIRE f b BLOCK 0");
     client.call("RFAIRLOCK.ACQUIRE f a BLOCK 0").expect_error("DEADLOCK");
     assert_eq!(client.places("f"), ["a detached", "b connected"]);
@@ -267,11 +269,12 @@ fn the_end_of_a_lease_breaks_what_a_move_has_closed() {
     let mut a = server.waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
     client.acquire("z c PX 60000");
     let mut b = server.waiter("RLOCK.ACQUIRE z b PX 60000 BLOCK 0");
-    // There is nobody to refuse here: both wait until one of the leases ends.
+    // RENAME closes a cycle without a request that could be refused. Both wait until one of the
+    // leases expires.
     assert_eq!(client.call("RENAME x z"), "OK");
     assert_eq!(client.holder("z").expect("it is held").owner, "a");
     client.acquire("q c PX 60000");
-    // This request closes no circle, and the next one does: c would wait for the lock that was moved.
+    // This request closes no cycle. The next one does: `c` would wait for the lock that was moved.
     let mut beside = server.waiter("RLOCK.ACQUIRE q a PX 60000 BLOCK 0");
     client.call("RLOCK.ACQUIRE z c BLOCK 0").expect_error("DEADLOCK");
     client.call("RLOCK.RELEASE q c");

@@ -1,4 +1,5 @@
-//! What replicas and the append-only file are told when a lock changes hands, and that each copy comes to the same.
+//! Effects that replicas and the append-only file receive when a lock changes hands. Applying them
+//! gives the same state.
 
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A lock that `a` holds and for which `b` waits comes to `b`, and exactly this is told of it.
+/// `a` holds a lock and `b` waits for it. Asserts that this way hands the lock to `b` and
+/// propagates exactly these commands.
 #[track_caller]
 fn assert_hand_over(family: &str, way: &str, told: &[&str]) {
     let mut journal = Journal::new();
@@ -25,7 +27,7 @@ fn assert_hand_over(family: &str, way: &str, told: &[&str]) {
     let granted = format!("job granted {} exclusive {token} 1 @20000 20000 - - b", kind_of(family));
     let told: Vec<_> = told.iter().map(|line| if *line == "granted" { granted.as_str() } else { line }).collect();
     journal.expect(&format!("{family}: {way}"), &told);
-    // Whoever reads it all again comes to the same.
+    // Loading the file again gives the same state.
     let digest = client.call("DEBUG DIGEST");
     assert_eq!(client.call("DEBUG LOADAOF"), "OK");
     assert_eq!(client.call("DEBUG DIGEST"), digest, "{way}");
@@ -70,7 +72,7 @@ fn is_skipped(way: &str) -> bool {
 
 #[test]
 fn each_way_to_change_hands_tells_its_effects_on_a_fair_lock() {
-    // Under a name that is empty the waiter gets a new place, by its old arrival number.
+    // After the lock is removed the waiter gets a new place with its old arrival number.
     const REJOINED: &str = "job queued connected # - tail b";
     for (way, told) in [
         ("RFAIRLOCK.RELEASE job a", &["job released #", "granted"][..]),
@@ -113,13 +115,13 @@ fn what_happens_without_a_command_tells_its_effects() {
         &[&format!("job released {b}"), &format!("job granted mutex exclusive {c} 1 @20000 20000 - - c")],
     );
 
-    // d is gone in the turn of its grant, and never hears of it.
+    // `d` is killed in the turn of its grant, and never receives it.
     let mut e = waiter(&journal, "e");
     let kill = format!("CLIENT KILL ID {}", waits[1].id());
     client.call_in_one_step(&["RLOCK.FORCERELEASE job".into(), kill.into()]);
     let e = e.reply().int();
     journal.expect(
-        "a grant that nobody heard of",
+        "a grant that no client received",
         &[
             &format!("job forced {c}"),
             "job granted mutex exclusive # 1 @20000 20000 - - d",
@@ -141,7 +143,7 @@ fn what_happens_without_a_command_tells_its_effects() {
     journal.expect("waiters that leave", &[]);
 }
 
-/// Nobody has looked at the lapsed lock yet when the next command comes: no timer runs in between.
+/// No timer runs between the two commands, so the next command meets the expired lock.
 #[test]
 fn a_lapsed_lock_makes_room_for_one_of_another_kind_on_every_copy() {
     let primary = Server::with_aof(&[]);
@@ -171,11 +173,11 @@ fn a_lapsed_lock_makes_room_for_one_of_another_kind_on_every_copy() {
 fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
     let primary = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
     let mut replica = Server::replica_of(&primary, &["appendonly yes", "appendfsync always"]);
-    // After a synchronisation the file is written anew.
+    // After a synchronisation the server rewrites the file.
     let second_hand = Server::replica_of(&replica, &["appendonly yes", "appendfsync always"]);
     for replica in [&replica, &second_hand] {
         let mut observer = replica.client();
-        // Valkey 9.1 takes the snapshot of the synchronisation for the base of the file instead.
+        // Valkey 9.1 uses the snapshot of the synchronisation as the base of the file instead.
         eventually(SOON, || {
             let is_idle =
                 ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|field| observer.info(field) == "0");

@@ -1,4 +1,5 @@
-//! Keyspace events: one for each change of holder, wherever it is applied, and none for anything else.
+//! Keyspace events: one for each change of holder, on every copy of the lock, and none for anything
+//! else.
 
 use std::time::Duration;
 
@@ -6,11 +7,11 @@ use crate::support::{ALL, Client, EXCLUSIVE, Events, REENTRANT, Reply, Server, e
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A lock goes through three holders by each way a hold can end.
+/// Passes a lock through three holders, whose holds end by release, force and expiry.
 #[track_caller]
 fn play_story(server: &Server, client: &mut Client) {
     client.acquire("job a PX 60000 REQ 1");
-    // None of these changes the holder.
+    // None of these commands changes the holder.
     client.acquire("job a PX 60000 REQ 1");
     client.acquire("job a PX 60000 REQ 2");
     client.call("LOCK.RENEW job a PX 90000");
@@ -79,7 +80,7 @@ fn events_are_of_the_module_class() {
     let server = Server::start();
     let mut events = Events::subscribe(&server);
     let mut client = server.client();
-    // Every other class, and not this one.
+    // All classes except `d`, the module class.
     client.call("CONFIG SET notify-keyspace-events Kg$lshzxetmn");
     client.acquire("job a PX 60000");
     client.call("RLOCK.FORCERELEASE job");
@@ -109,12 +110,12 @@ fn a_granted_lock_that_nobody_was_told_about_is_taken_back_with_an_event() {
         client.call_in_one_step(&["LOCK.RELEASE job a".into(), kill]);
         next.reply().int();
         let seen = events.so_far();
-        // Whoever follows the events is never left with two holders.
+        // A subscriber never sees two holders at once.
         let (mut acquired, mut ended) = (0, 0);
         for event in &seen {
             match event.as_str() {
                 "rlock.acquire job" => acquired += 1,
-                // A fair lock keeps the place of the one that left, for the grace.
+                // A fair lock keeps the place of the killed client for the grace.
                 "rlock.turn job" => {}
                 _ => ended += 1,
             }
@@ -132,7 +133,8 @@ fn loading_emits_no_events() {
     client.acquire("ended a PX 60000");
     client.call("RLOCK.RELEASE ended a");
     let mut events = Events::subscribe(&server);
-    // Both load while the subscriber stays connected: one from a snapshot, one by applying every effect again.
+    // Both load while the subscriber stays connected: the first one a snapshot, the second one
+    // every effect.
     for load in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
         assert_eq!(client.call(load), "OK");
         assert_eq!(client.call("RLOCK.HOLDS job a"), 1, "{load}");

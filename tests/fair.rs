@@ -1,4 +1,4 @@
-//! Fair locks: who has a place, for how long, and what an owner may ask for.
+//! Fair locks: which requests get a place, how long it lives, and how an owner may ask.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::support::{Client, Events, Reply, Server, Stopwatch, eventually};
 const SOON: Duration = Duration::from_secs(5);
 const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
 
-/// A place for an owner that only asks now and then.
+/// Takes a place for an owner that polls.
 #[track_caller]
 fn queue(client: &mut Client, owner: &str) {
     assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 QUEUE 60000")), Reply::Nil);
@@ -53,11 +53,11 @@ fn a_plain_try_passes_nobody_also_when_the_lock_is_free() {
     queue(&mut client, "b");
     assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
     for _ in 0..3 {
-        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "it is free");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "the lock is free");
         assert_eq!(client.call("RFAIRLOCK.ACQUIRE job c"), Reply::Nil);
     }
     assert_eq!(client.places("job"), ["b detached"]);
-    // Nobody is passed any more.
+    // With an empty queue the attempt succeeds.
     assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
     client.acquire_fair("job c");
 }
@@ -92,7 +92,7 @@ fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     one.reply().expect_error("SUPERSEDED");
     assert_eq!(client.places("job"), ["b connected", "c detached"]);
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b"), Reply::Nil);
-    assert_eq!(client.places("job"), ["b connected", "c detached"], "a plain try leaves the place as it is");
+    assert_eq!(client.places("job"), ["b connected", "c detached"], "an attempt does not change the place");
     queue(&mut client, "b");
     two.reply().expect_error("SUPERSEDED");
     assert_eq!(client.places("job"), ["b detached", "c detached"]);
@@ -103,7 +103,7 @@ fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     client.call("RFAIRLOCK.RELEASE job a");
     let token = three.reply().int();
     assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
-    // The connections of before serve again.
+    // Superseded connections can be used again.
     assert_eq!([one.call("PING"), two.call("PING")], ["PONG", "PONG"]);
 }
 
@@ -140,9 +140,9 @@ fn timed_a_place_lives_as_long_as_queue_last_said() {
         });
     };
     keep_asking(&["longer detached", "plain detached"]);
-    watch.assert_took_ms(300..1000, "a shorter life");
+    watch.assert_took_ms(300..1000, "a shorter QUEUE time");
     keep_asking(&["longer detached"]);
-    watch.assert_took_ms(1000..1700, "a life that no plain try prolongs");
+    watch.assert_took_ms(1000..1700, "a QUEUE time that an attempt does not prolong");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn force_release_serves_the_queue() {
     assert_eq!(client.call(format!("RFAIRLOCK.FORCERELEASE job TOKEN {token}")), 1);
     b.reply().int();
     assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 1);
-    assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 0, "a place is no hold");
+    assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 0, "a place is not a hold");
     client.acquire_fair("job c");
 }
 
@@ -220,7 +220,7 @@ fn cancel_gives_a_place_up() {
     queue(&mut client, "b");
     let mut c = waiter(&server, "c");
     let mut d = waiter(&server, "d");
-    assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0, "a hold is no place");
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0, "a hold is not a place");
     for (owner, left) in [("b", &["c connected", "d connected"][..]), ("c", &["d connected"])] {
         assert_eq!(client.call(format!("RFAIRLOCK.CANCEL job {owner}")), 1);
         assert_eq!(client.call(format!("RFAIRLOCK.CANCEL job {owner}")), 0);
@@ -234,7 +234,7 @@ fn cancel_gives_a_place_up() {
     let mut c = waiter(&server, "c");
     client.call("RFAIRLOCK.RELEASE job d");
     assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
-    assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 1, "the head of the queue was in the way");
+    assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 1, "the cancelled place was ahead");
     c.reply().int();
 }
 
@@ -258,7 +258,7 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
     let token = three.reply().int();
     let holder = client.holder("job").expect("it is held");
     assert_eq!((holder.identity(), holder.session), (("b", 1, token), 1));
-    assert!(holder.lease_ms > 50_000, "the newest lease counts: {holder:?}");
+    assert!(holder.lease_ms > 50_000, "the lease of the last request counts: {holder:?}");
     assert_eq!(client.acquire_fair("job b REQ 6 BLOCK 0"), token, "a repeat");
     client.call("RFAIRLOCK.ACQUIRE job b REQ 5").expect_error("STALE");
     assert_eq!(client.call("RFAIRLOCK.HOLDS job b"), 1);
@@ -313,7 +313,7 @@ fn wrong_arguments_are_refused_and_change_nothing() {
 fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
     const COMMON: [&str; 6] =
         ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "CANCEL key a", "HOLDS key a"];
-    // Those of RLOCK are for a lock of any kind.
+    // The RLOCK versions of these accept a lock of any kind.
     const FOR_ANY: [&str; 4] = ["INFO key", "PTTL key", "WAITERS key", "FORCERELEASE key"];
     let server = Server::start();
     let mut client = server.client();
@@ -349,14 +349,15 @@ fn a_queue_has_no_more_than_max_places() {
     for how in ["QUEUE 1000", "BLOCK 0"] {
         client.call(format!("RFAIRLOCK.ACQUIRE job d {how}")).expect_error("MAXWAITERS");
     }
-    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job d"), Reply::Nil, "a try takes no place");
-    // Whoever has one may change how it waits.
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job d"), Reply::Nil, "an attempt takes no place");
+    // An owner with a place may change how it waits.
     queue(&mut client, "c");
     let _b = waiter(&server, "b");
     assert_eq!(client.places("job"), ["b connected", "c detached"]);
     assert_eq!(client.call("RFAIRLOCK.CANCEL job c"), 1);
     queue(&mut client, "d");
-    // It counts for each lock by itself, and places are no waiting clients.
+    // The limit applies to each lock separately, and places of pollers do not count as waiting
+    // clients.
     assert_eq!(client.call("CONFIG SET rlock.max-waiters 1"), "OK");
     client.acquire_fair("other a");
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE other b QUEUE 1000"), Reply::Nil);
@@ -375,7 +376,7 @@ fn in_transactions_and_scripts_block_is_one_try_and_queue_takes_a_place() {
         assert_eq!(run(&mut client, "RFAIRLOCK.ACQUIRE job b PX 60000 QUEUE 60000"), Reply::Nil);
         assert_eq!(client.places("job"), ["b detached"]);
         assert_eq!(run(&mut client, "RFAIRLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);
-        assert_eq!(client.places("job"), ["b detached"], "one try leaves the place as it is");
+        assert_eq!(client.places("job"), ["b detached"], "one attempt does not change the place");
         let mut c = waiter(&server, "c");
         assert_eq!(run(&mut client, "RFAIRLOCK.RELEASE job a"), 0);
         let token = run(&mut client, "RFAIRLOCK.ACQUIRE job b BLOCK 0").int();

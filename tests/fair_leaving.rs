@@ -1,4 +1,5 @@
-//! Fair locks: connections that are cut, unblocked or demoted, and values that go from under their waiters.
+//! Fair locks whose waiters are disconnected, unblocked or demoted, and whose keys are removed or
+//! replaced.
 
 use std::thread;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use crate::support::{Client, Command, Reply, Server, Stopwatch, eventually, move
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// How often the races are run. Each run is a millisecond or two.
+/// Runs of each race. Each run takes 1 to 2 ms.
 const RACES: usize = 100;
 
 #[track_caller]
@@ -24,7 +25,7 @@ fn start_with_grace_ms(grace_ms: u64) -> Server {
     Server::with(&[&format!("rlock.fair-grace-ms {grace_ms}")])
 }
 
-/// Ways to cut a waiter off that leave its place to it.
+/// Ways to cut off a waiter that keep its place.
 const CUTS: [&str; 3] = ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id ERROR"];
 
 #[track_caller]
@@ -101,7 +102,7 @@ fn a_place_that_was_found_again_outlives_the_grace() {
     eventually(SOON, || client.places("job") == ["b detached", "c detached", "d connected"]);
     let _b = waiter(&server, "b");
     queue(&mut client, "c");
-    // Time itself: what was begun must not go on.
+    // Wait until a grace that was not cancelled would have ended.
     thread::sleep(Duration::from_millis(2000));
     assert_eq!(client.places("job"), ["b connected", "c detached", "d connected"]);
 }
@@ -116,7 +117,7 @@ fn timed_a_place_made_by_queue_that_lost_its_connection_is_kept_for_the_grace() 
     let watch = Stopwatch::start();
     drop(b);
     eventually(SOON, || client.places("job").is_empty());
-    watch.assert_took_ms(300..800, "the grace, for the last request decides, and not QUEUE");
+    watch.assert_took_ms(300..800, "the grace: the last request decides, not the earlier QUEUE");
 }
 
 #[test]
@@ -172,9 +173,9 @@ fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
         let step = if round % 2 == 0 { [release, kill] } else { [kill, release] };
         client.call_in_one_step(&step);
         eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
-        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "nobody holds it");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "the lock has no holder");
         client.acquire_fair("job b PX 60000");
-        assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0, "it holds once");
+        assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0, "the owner has one hold");
         c.reply().int();
         assert_eq!(client.call("RFAIRLOCK.RELEASE job c"), 0);
     }
@@ -193,10 +194,10 @@ fn timed_the_end_of_a_session_serves_the_queue() {
     let hold = client.holder("job").expect("it is held");
     assert_eq!((hold.identity(), hold.session), (("b", 1, token), 1));
 
-    // The connection is the waiter's own, and its end is felt as well.
+    // The session is bound to the waiter's own connection, whose end is noticed as well.
     drop(b);
     eventually(SOON, || client.call("RFAIRLOCK.PTTL job") == -2);
-    // A poller binds the connection over which it is granted.
+    // A poller's session is bound to the connection over which it is granted.
     let mut c = server.client();
     c.acquire_fair("job c PX 60000 SESSION 300");
     assert_eq!(client.holder("job").expect("it is held").session, 1);
@@ -223,7 +224,7 @@ fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_
         queue(&mut client, "q");
         let c = waiter(&server, "c");
         let mut d = waiter(&server, "d");
-        // One that has been away is where it was at first, not where it came back.
+        // An owner that reconnects keeps its original place, not the one of its reconnection.
         drop(c);
         eventually(SOON, || client.places("job")[3] == "c detached");
         let mut c = waiter(&server, "c");
@@ -231,7 +232,7 @@ fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_
         drop(gone);
         eventually(SOON, || client.places("job")[5] == "e detached");
 
-        // Nothing runs between the removal and the newcomer.
+        // No timer runs between the removal and the newcomer's request.
         let step = [removal, "RFAIRLOCK.ACQUIRE job newcomer"].map(Command::from);
         let answers = client.call_in_one_step(&step);
         assert!(!matches!(answers[0], Reply::Error(_)), "{removal}: {answers:?}");
@@ -289,7 +290,7 @@ fn a_demotion_detaches_the_places_and_a_promotion_finds_them() {
     let mut b = waiter(&server, "b");
     queue(&mut client, "p");
     let mut c = waiter(&server, "c");
-    // Nobody listens there, so it keeps its data.
+    // No server listens on this port, so the demoted server keeps its data.
     client.call("REPLICAOF 127.0.0.1 1");
     for waiter in [&mut b, &mut c] {
         waiter.reply().expect_error("UNBLOCKED");

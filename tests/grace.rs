@@ -1,4 +1,4 @@
-//! GRACE: how long a fair lock keeps a place whose connection is gone.
+//! GRACE: how long a fair lock keeps a place after its connection is gone.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ fn it_bounds_the_reservation_of_a_free_lock() {
     assert_eq!(client.call("LOCK.ACQUIRE job b QUEUE 600000 GRACE 50"), Reply::Nil);
     let mut next = server.waiter("LOCK.ACQUIRE job c BLOCK 0");
     client.call("LOCK.RELEASE job a");
-    next.reply_within(SOON).expect("the turn of b is over soon").int();
+    next.reply_within(SOON).expect("the turn of b ends soon").int();
 }
 
 /// Rules G1, G3.
@@ -88,7 +88,8 @@ fn a_grace_without_a_place_is_an_error() {
     assert!(client.call("RLOCK.ACQUIRE job a BLOCK 0 GRACE 5").expect_error("ERR").contains("unknown option 'GRACE'"));
 }
 
-/// How often four workers hold one fair lock in a while, beside a client that connects under a new name, asks, and dies.
+/// Counts how often four workers hold one fair lock within 400 ms. Meanwhile a client connects
+/// under new names again and again, asks, and dies.
 fn rounds(crashing: Option<&str>) -> u64 {
     const WHILE: Duration = Duration::from_millis(400);
     let server = Server::start().speaking(FAIR);
@@ -126,7 +127,7 @@ fn rounds(crashing: Option<&str>) -> u64 {
     })
 }
 
-/// Of five rounds the median.
+/// Returns the median of the shares.
 fn median(mut shares: Vec<f64>) -> f64 {
     shares.sort_by(f64::total_cmp);
     shares[shares.len() / 2]
@@ -140,7 +141,7 @@ fn timed_a_client_that_crashes_again_and_again_costs_a_fair_queue_little() {
     }
     let share = |crashing| median((0..5).map(|_| rounds(crashing) as f64 / rounds(None) as f64).collect());
     let (none, usual) = (share(Some(" GRACE 0")), share(Some("")));
-    println!("of the hand-overs without it: {none:.3} with GRACE 0, {usual:.3} with the usual grace");
+    println!("share of the hand-overs without crashes: {none:.3} with GRACE 0, {usual:.3} with the default grace");
     assert!(none > 0.6, "{none}");
     assert!(usual < 0.3, "{usual}");
 }

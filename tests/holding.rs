@@ -1,4 +1,4 @@
-//! Who holds a lock, how often and until when, as far as no one waits.
+//! Holders, counts and leases of locks, mostly without waiters.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,7 +8,7 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A lease that was set to `ms` a moment ago. No test machine stalls for five seconds.
+/// Asserts that a lease was set to `ms` a moment ago. No test machine stalls for five seconds.
 #[track_caller]
 fn assert_fresh(left_ms: i64, ms: i64) {
     assert!((ms - 5000..=ms).contains(&left_ms), "{left_ms} ms left, not about {ms}");
@@ -34,7 +34,7 @@ fn a_denied_try_leaves_nothing_behind() {
         client.acquire("job a PX 60000");
         assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000"), Reply::Nil);
         assert_eq!(client.call("LOCK.RELEASE job a"), 0);
-        assert!(client.is_free("job"), "what was answered nil is never granted later");
+        assert!(client.is_free("job"), "a request that got nil is never granted later");
     }
 }
 
@@ -88,7 +88,7 @@ fn owners_are_arbitrary_bytes_up_to_512() {
             assert!(client.call(acquire).int() > 0);
             let holders = client.call("LOCK.INFO job").field("holders");
             assert_eq!(holders.array()[0].field("owner").bytes(), owner);
-            // A prefix is another owner.
+            // A prefix of the name is another owner.
             let holds: Command = [b"LOCK.HOLDS".as_slice(), b"job", &owner[..owner.len() - 1]].into();
             assert_eq!(client.call(holds), 0);
             let release: Command = [b"LOCK.RELEASE".as_slice(), b"job", owner].into();
@@ -124,7 +124,7 @@ fn who_does_not_hold_can_neither_release_nor_renew() {
         let token = client.acquire("job a PX 20000");
         for command in ["LOCK.RELEASE job b", "LOCK.RENEW job b", "LOCK.RENEW job b PX 60000"] {
             client.call(command).expect_error("NOTOWNER");
-            let holder = client.holder("job").expect("it is still held");
+            let holder = client.holder("job").expect("a holder");
             assert_eq!(holder.identity(), ("a", 1, token));
             assert_fresh(holder.lease_ms, 20000);
         }
@@ -153,12 +153,12 @@ fn renew_without_a_lease_uses_the_one_last_given() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 2000");
-        // After half of it has run a renewal shows the whole again, neither the rest nor the default.
+        // After half of the lease RENEW restores all of it: neither the rest nor the default.
         eventually(SOON, || client.call("LOCK.PTTL job").int() <= 1000);
         let renewed = client.call("LOCK.RENEW job a").int();
         assert!((1001..=2000).contains(&renewed), "{renewed}");
 
-        // A lease given by re-entry or by RENEW counts as well.
+        // A lease set by re-entry or RENEW counts as well.
         client.acquire("job a PX 90000");
         assert_fresh(client.call("LOCK.RENEW job a").int(), 90_000);
         client.call("LOCK.RENEW job a PX 120000");
@@ -298,13 +298,13 @@ fn a_lapsed_lease_shows_nowhere_even_before_it_is_removed() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 100");
-        // Nothing is removed during a pause, so the reading commands below meet the lapsed hold itself.
+        // A pause prevents the removal, so the reading commands below meet the expired hold.
         client.call("CLIENT PAUSE 60000 WRITE");
         eventually(SOON, || client.call("LOCK.PTTL job") == -2);
         assert_eq!(client.call("LOCK.HOLDS job a"), 0);
         assert_eq!(client.holder("job"), None);
         assert_eq!(client.call("LOCK.INFO job") == Reply::Nil, server.family().goes_when_idle());
-        assert_eq!(client.call("EXISTS job"), 1, "it is not removed");
+        assert_eq!(client.call("EXISTS job"), 1, "the key is not removed yet");
         client.call("CLIENT UNPAUSE");
         eventually(SOON, || client.is_free("job"));
     }
@@ -315,7 +315,8 @@ fn a_lapsed_lease_has_no_effect_even_before_it_is_removed() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let outlive_the_lease = || ["LOCK.ACQUIRE job a PX 20", "DEBUG SLEEP 0.05"].map(Command::from);
-        // The server sleeps within the step, so the module's timer cannot have removed the lapsed hold.
+        // The server sleeps within the step, so the module's timer cannot have removed the expired
+        // hold.
         for too_late in ["LOCK.RELEASE job a", "LOCK.RENEW job a PX 60000"] {
             let [acquire, sleep] = outlive_the_lease();
             let answers = client.call_in_one_step(&[acquire, sleep, too_late.into()]);
@@ -365,9 +366,9 @@ fn a_new_holder_clears_an_expire_meant_for_the_old_one() {
         client.acquire("job a PX 60000");
         let mut next = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
         assert_eq!(client.call("PEXPIRE job 60000"), 1);
-        assert!(client.call("PTTL job").int() > 0, "the EXPIRE stands while the holder stays");
+        assert!(client.call("PTTL job").int() > 0, "the EXPIRE stays while the holder stays");
         client.acquire("job a PX 60000");
-        assert!(client.call("PTTL job").int() > 0, "re-entry is no new holder");
+        assert!(client.call("PTTL job").int() > 0, "re-entry does not change the holder");
         client.call("LOCK.FORCERELEASE job");
         assert!(next.reply().int() > 0);
         assert_eq!(client.call("PTTL job"), -1);
@@ -394,7 +395,7 @@ fn an_expire_stands_where_others_hold_on_and_on_a_semaphore() {
     assert_eq!(client.call("PTTL shared"), -1);
     client.call("RSEMAPHORE.FORCERELEASE pool");
     client.call("RSEMAPHORE.ACQUIRE pool a PX 90000").int();
-    assert!(client.call("PTTL pool").int() > 0, "the life of a semaphore is the user's");
+    assert!(client.call("PTTL pool").int() > 0, "the module does not change the EXPIRE of a semaphore");
 }
 
 #[test]
@@ -422,7 +423,7 @@ fn tokens_rise_strictly_over_all_keys_and_outlive_them() {
             last = token;
             client.call(format!("LOCK.RELEASE {key} a"));
         }
-        assert_eq!(client.call("DBSIZE"), 0, "no counter is kept per lock");
+        assert_eq!(client.call("DBSIZE"), 0, "the module keeps no counter per lock");
     }
 }
 
@@ -433,5 +434,5 @@ fn tokens_are_near_the_microseconds_of_the_wall_clock() {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     let distance = (now.as_micros() as i64 - token).abs();
     assert!(distance < 5_000_000, "{distance} us from the clock");
-    assert!(token < 1 << 53, "a double holds it");
+    assert!(token < 1 << 53, "the token fits into a double");
 }

@@ -63,7 +63,7 @@ fn a_repeated_init_sets_another_time_or_takes_it_away() {
     eventually(SOON, || !is_there(&mut client));
 }
 
-/// Rule S3. Rule S4.
+/// Rules S3, S4.
 #[test]
 fn the_idle_time_is_there_on_a_replica_and_after_a_restart_a_rewrite_or_a_restore() {
     let mut server = Server::with_aof(&["appendfsync always"]);
@@ -132,6 +132,6 @@ fn an_idle_semaphore_is_small_also_when_it_was_used() {
     let unused = bytes_each(in_all("RSEMAPHORE.INIT KEY 2"));
     in_all("RSEMAPHORE.ACQUIRE KEY a PX 60000");
     let idle = bytes_each(in_all("RSEMAPHORE.RELEASE KEY a"));
-    println!("{unused} B each before it was used, {idle} B after");
-    assert!(unused <= 250 && idle <= 250, "{unused} B each before it was used, {idle} B after");
+    println!("{unused} bytes each before use, {idle} bytes after");
+    assert!(unused <= 250 && idle <= 250, "{unused} bytes each before use, {idle} bytes after");
 }
