@@ -1,4 +1,5 @@
-//! RELEASE … KEEP: the lock stays closed for a while, to its former owner as well.
+//! RELEASE … KEEP: after the release the lock stays closed for a time, for its former owner as
+//! well.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ fn a_kept_lock_is_nobodys_and_closed_to_everybody() {
             client.call(format!("LOCK.RENEW job {owner}")).expect_error("NOTOWNER");
         }
         client.call("LOCK.RELEASE job b").expect_error("NOTOWNER");
-        assert!(client.call("LOCK.PTTL job").int() > 60_000, "it is later than the lease");
+        assert!(client.call("LOCK.PTTL job").int() > 60_000, "later than the lease");
         assert_eq!(client.call(format!("LOCK.PTTL job TOKEN {token}")), -2, "no hold has this token");
         let shown = client.call("LOCK.INFO job");
         assert!(shown.field("holders").array().is_empty());
@@ -42,14 +43,14 @@ fn whoever_waits_gets_the_lock_when_it_opens() {
         client.acquire("job a PX 60000");
         let mut former = None;
         let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        // Earlier than the lease would have ended.
+        // The lock opens before the lease would have expired.
         assert_eq!(client.call("LOCK.RELEASE job a KEEP 300"), 1);
         former.get_or_insert(server.waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0"));
         waiter.assert_waits();
         waiter.reply().int();
         client.call("LOCK.RELEASE job b").int();
-        former.expect("it waits").reply().int();
-        assert_eq!(client.info_number("rlock_expired"), 0, "no lease has ended");
+        former.expect("a waiter").reply().int();
+        assert_eq!(client.info_number("rlock_expired"), 0, "no lease expired");
     }
 }
 

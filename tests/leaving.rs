@@ -1,4 +1,4 @@
-//! Waiters that vanish or give up: nothing is left to them, and who comes next is served.
+//! Waiters that disconnect or give up: they keep nothing, and the next waiter is served.
 
 use std::io::ErrorKind;
 use std::thread;
@@ -8,7 +8,7 @@ use crate::support::{Client, Reply, Server, eventually, skipped_here, version_of
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// How often the races are run. Each run is a millisecond or two.
+/// Runs of each race. Each run takes 1 to 2 ms.
 const RACES: usize = 200;
 
 #[test]
@@ -25,7 +25,7 @@ fn client_unblock_ends_a_wait_with_nil_or_an_error() {
     assert_eq!(client.waiting_owners("job"), [""; 0]);
     client.call("RLOCK.RELEASE job a");
     assert_eq!(client.call("EXISTS job"), 0);
-    // Both connections go on as if nothing had been.
+    // Both connections can be used again.
     assert_eq!([one.call("PING"), two.call("PING")], ["PONG", "PONG"]);
 }
 
@@ -51,10 +51,11 @@ fn a_waiter_that_left_is_passed_over() {
     }
 }
 
-/// Races `leave` against the hand-over to the leaver, with and without another waiter behind it.
+/// Races `leave` against the hand-over to the leaving waiter, with and without another waiter
+/// behind it.
 ///
-/// `leave` is given the leaver and sends the release; whether the leaver was still served or not is up to the server. It must
-/// not stay the holder.
+/// `leave` gets the leaving waiter and sends the release. The server may or may not serve that
+/// waiter first, but the waiter must not stay the holder.
 #[track_caller]
 fn assert_nothing_is_left_to_a_leaver(
     wait: impl Fn(&Server, &str) -> Client,
@@ -168,11 +169,11 @@ fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
                 assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
             }
         }
-        assert_eq!(waiter.call("PING"), "PONG", "a second answer came");
+        assert_eq!(waiter.call("PING"), "PONG", "a second reply came");
     }
 }
 
-/// The server writes the token, and closes the connection before it says that its turn is over.
+/// The server sends the token, and closes the connection before the end of its turn.
 #[test]
 fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
     let server = Server::start();
@@ -180,14 +181,14 @@ fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
     for _ in 0..RACES / 10 {
         client.acquire("job a PX 60000");
         let mut quits = server.client();
-        quits.try_send(&["RLOCK.ACQUIRE job b PX 60000 BLOCK 0".into(), "QUIT".into()]).expect("it is sent");
+        quits.try_send(&["RLOCK.ACQUIRE job b PX 60000 BLOCK 0".into(), "QUIT".into()]).expect("the commands are sent");
         eventually(SOON, || client.waiting_owners("job") == ["b"]);
         let mut next = server.blocked_waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
         assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
         let token = quits.reply().int();
         assert_eq!(quits.reply(), "OK");
-        assert_eq!(quits.reply_within(SOON).expect_err("it has quit").kind(), ErrorKind::UnexpectedEof);
-        // The lapse of a later lease shows that the timer has had its turn.
+        assert_eq!(quits.reply_within(SOON).expect_err("the connection is still open").kind(), ErrorKind::UnexpectedEof);
+        // The expiry of a later lease shows that the timer has run.
         client.acquire("marker c PX 20");
         eventually(SOON, || client.call("EXISTS marker") == 0);
         assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
@@ -198,7 +199,8 @@ fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
     }
 }
 
-/// To a connection that the server is about to close it writes nothing, and nothing is left to be sent.
+/// The server writes nothing to a connection that it is about to close, so no reply is left to
+/// send.
 #[test]
 fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
     let server = Server::start();
@@ -215,36 +217,38 @@ fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
             step.reverse();
         }
         client.call_in_one_step(&step);
-        assert_eq!(guest.reply_within(SOON).expect_err("it is closed").kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(guest.reply_within(SOON).expect_err("the connection is still open").kind(), ErrorKind::UnexpectedEof);
         eventually(SOON, || client.call("EXISTS job") == 0);
     }
 }
 
-/// Valkey keeps the answer of the next holder back until after the command that hands over, which here comes after the server said that it would sleep.
+/// Valkey delays the next holder's reply until the command that hands over has ended. Here that is
+/// after the server has announced that it will sleep.
 #[test]
 fn a_grant_that_was_kept_back_when_its_connection_closed_is_taken_back() {
     let server = Server::start();
     let mut client = server.client();
     if version_of(&mut client).1.starts_with(&[7, 2]) {
         return skipped_here(
-            "the server writes what stands behind a wait, and the next holder's answer, before it looks who has gone",
+            "the server sends pending replies before it checks for closed connections",
         );
     }
     client.acquire("job a PX 60000");
     let mut first = server.client();
     let step = ["RLOCK.ACQUIRE job b PX 60000 BLOCK 0", "RLOCK.RELEASE job b", "DEBUG SLEEP 0.5"].map(Into::into);
-    first.try_send(&step).expect("it is sent");
+    first.try_send(&step).expect("the commands are sent");
     eventually(SOON, || client.waiting_owners("job") == ["b"]);
     let leaver = server.blocked_waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
     client.send("RLOCK.RELEASE job a");
-    // Now it sleeps.
+    // By now the server sleeps.
     thread::sleep(Duration::from_millis(100));
     drop(leaver);
     assert_eq!(client.reply(), 0);
     eventually(SOON, || client.call("EXISTS job") == 0);
 }
 
-/// What a script does is propagated when it ends. While it goes on for long, the server sends answers, and nobody may rely on them yet.
+/// The effects of a script are propagated when it ends. During a long script the server already
+/// sends replies, but no client may rely on the grant yet.
 #[test]
 fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
     const SCRIPT: &str = "redis.call('RLOCK.RELEASE', KEYS[1], 'a')
@@ -258,7 +262,7 @@ fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
     let mut waiter = server.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     client.send([&b"EVAL"[..], SCRIPT.as_bytes(), b"1", b"job"]);
     let early = waiter.reply_within(Duration::from_millis(500));
-    assert_eq!(early.expect_err("the script goes on").kind(), ErrorKind::TimedOut);
+    assert_eq!(early.expect_err("a reply arrived during the script").kind(), ErrorKind::TimedOut);
     assert_eq!(client.reply(), "ended");
     assert!(waiter.reply().int() > 0);
 }
@@ -267,14 +271,15 @@ fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
 fn a_grant_that_its_owner_has_touched_survives_the_connection() {
     let server = Server::start();
     let mut client = server.client();
-    // The owner has gone on over another connection, in the very tick in which the first one dies.
+    // The owner uses the hold over another connection, in the same turn in which the first one is
+    // killed.
     for touch in ["RLOCK.RENEW job b", "RLOCK.ACQUIRE job b REQ 1", "RLOCK.ACQUIRE job b REQ 2"] {
         client.acquire("job a PX 60000");
         let leaver = server.waiter("RLOCK.ACQUIRE job b PX 60000 REQ 1 BLOCK 0");
         let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
         let step = ["RLOCK.RELEASE job a".into(), touch.into(), kill];
         assert!(client.call_in_one_step(&step)[1].int() > 0, "{touch}");
-        // The lapse of a later lease shows that the timer has had its turn.
+        // The expiry of a later lease shows that the timer has run.
         client.acquire("marker c PX 20");
         eventually(SOON, || client.call("EXISTS marker") == 0);
         assert!(client.call("RLOCK.HOLDS job b").int() > 0, "{touch}");
@@ -307,19 +312,19 @@ fn a_killed_waiter_does_not_take_the_server_along() {
     client.acquire("job a PX 60000");
     let mut next = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     let killed = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
-    // The grant makes the key anew while another waits for it. When Redis 7.0 tells a blocked client outside of any
-    // command that its key is there, and the client does not want it, the client stays the server's "current client":
-    // also after it was freed by somebody's command.
+    // The grant creates the key while another client waits for it. When Redis 7.0 signals the key
+    // to a blocked client outside of a command, and that client does not accept it, the client
+    // stays the server's "current client", even after a later command has freed it.
     client.call("DEL job");
     next.reply().int();
     assert_eq!(client.call(format!("CLIENT KILL ID {}", killed.id())), 1);
-    // Something else comes to lie where it was.
+    // Reuse the freed memory.
     for size in (300..1400).step_by(20) {
         for number in 0..40 {
             client.call(format!("SET filler:{size}:{number} {}", "x".repeat(size)));
         }
     }
-    // And the timer propagates two effects at once, for which the server looks at its current client.
+    // Then the timer propagates two effects at once, for which the server reads its current client.
     client.call("RLOCK.FORCERELEASE job");
     client.acquire("job a PX 50");
     client.acquire("job b PX 60000 BLOCK 0");
@@ -339,5 +344,5 @@ fn a_grant_that_is_not_looked_at_again_costs_no_memory() {
         client.call("PING");
     }
     let grown = client.info_number("used_memory") - before;
-    assert!(grown < 200_000, "{grown} bytes more after 20000 turns of the event loop");
+    assert!(grown < 200_000, "{grown} more bytes after 20,000 turns of the event loop");
 }

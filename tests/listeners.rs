@@ -1,5 +1,6 @@
-//! Effects are propagated while somebody listens, and only then. What a server without listeners owes to others all the same:
-//! save points, an offset that tells two states apart, and everything from the moment on in which somebody listens.
+//! Effects are propagated only while there is a listener: a replica, a backlog, an append-only file
+//! or a snapshot. A server without one still counts changes for save points, keeps an offset that
+//! tells two states apart, and propagates everything from the moment a listener appears.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ fn assert_falls_silent(client: &mut Client) {
     eventually(SOON, || !propagates(client));
 }
 
-/// Longer than the server takes to find out that nobody listens.
+/// Waits longer than the server needs to notice that there is no listener.
 #[track_caller]
 fn assert_stays_on(client: &mut Client) {
     for _ in 0..3 {
@@ -72,7 +73,7 @@ fn a_snapshot_of_any_sort_starts_propagation_for_a_moment() {
     for snapshot in ["BGSAVE", "BGREWRITEAOF", "SAVE", "DEBUG RELOAD"] {
         assert_falls_silent(&mut client);
         client.acquire("job a PX 600000");
-        // In one step, so that no tick comes between.
+        // In one step, so that no timer runs in between.
         let replies = client.call_in_one_step(&[snapshot.into(), "INFO rlock".into()]);
         assert!(replies[1].text().contains("rlock_propagating:1"), "{snapshot}: {replies:?}");
         eventually(SOON, || {
@@ -92,7 +93,7 @@ fn changes_that_nobody_hears_count_for_save_points() {
     client.eval("RLOCK.RENEW job a PX 600000");
     client.transaction("RLOCK.RELEASE job a");
     assert_eq!(client.info_number("rdb_changes_since_last_save"), before + 3);
-    // A lease that ends by itself is a change of the timer's.
+    // An expiring lease is a change by the timer.
     client.acquire("job a PX 5");
     eventually(SOON, || client.info_number("rdb_changes_since_last_save") == before + 5);
 
@@ -105,7 +106,7 @@ fn changes_that_nobody_hears_count_for_save_points() {
     eventually(SOON, || client.call("LASTSAVE").int() > last_save);
 }
 
-/// The first replica of a primary waits for its snapshot while the backlog is there already.
+/// While the first replica of a primary waits for its snapshot, the backlog already exists.
 #[test]
 fn a_primary_that_is_restarted_from_a_file_older_than_its_replica_does_not_let_it_go_on() {
     let mut primary = Server::with(&["repl-diskless-sync yes", "repl-diskless-sync-delay 3"]);
@@ -115,7 +116,7 @@ fn a_primary_that_is_restarted_from_a_file_older_than_its_replica_does_not_let_i
     let upstream = format!("replicaof 127.0.0.1 {}", primary.port());
     let replica = Server::with(&[upstream.as_str()]);
     eventually(SOON, || client.info("repl_backlog_active") == "1");
-    assert!(!propagates(&mut client), "there is no snapshot yet");
+    assert!(!propagates(&mut client), "no snapshot has started yet");
     client.acquire("before a PX 600000");
     assert_eq!(client.call("SAVE"), "OK");
     client.acquire("after a PX 600000");
@@ -128,7 +129,7 @@ fn a_primary_that_is_restarted_from_a_file_older_than_its_replica_does_not_let_i
     eventually(SOON, || client.info("connected_slaves") == "1");
     replica.catch_up_with(&primary);
     let mut on_replica = replica.client();
-    assert!(client.holder("after").is_none(), "it came after the file");
+    assert!(client.holder("after").is_none(), "acquired after the file was saved");
     for key in ["early", "before", "after"] {
         let digest = format!("DEBUG DIGEST-VALUE {key}");
         eventually(SOON, || on_replica.call(digest.as_str()) == client.call(digest.as_str()));
@@ -161,7 +162,7 @@ fn an_append_only_file_that_is_switched_on_within_a_transaction_has_all_of_it() 
     assert_eq!(server.client().holder("lock-1").expect("it is held").holds, 2);
 }
 
-/// No primary sends any. If one did, its replica must not give the lock a second time by itself.
+/// No primary sends requests. If one did, its replica must not grant the lock a second time.
 #[test]
 fn a_request_in_the_stream_decides_nothing_on_a_replica() {
     let primary = Server::start();
@@ -182,9 +183,9 @@ fn a_request_in_the_stream_decides_nothing_on_a_replica() {
     ] {
         assert_eq!(client.call(format!("DEBUG REPLICATE {request}")), "OK");
     }
-    // What comes behind them is applied.
+    // Later effects in the stream are applied.
     client.acquire("last a PX 600000");
     eventually(SOON, || replica.client().holder("last").is_some());
     assert_eq!(picture(&replica, 1, 2), before);
-    assert!(replica.log().contains("sending an error"), "it says so");
+    assert!(replica.log().contains("sending an error"), "the log has the error");
 }

@@ -1,5 +1,5 @@
-//! A lock under another name, in another database or on another server is the same lock: its holder, count, token, requests,
-//! queue, and the moment at which its lease ends.
+//! A lock that moves to another key, database or server stays the same: holder, count, token,
+//! request ids, queue and deadline.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Where a lock is found after a move.
+/// Where a lock is after a move.
 struct Place {
     is_elsewhere: bool,
     db: i64,
@@ -20,10 +20,10 @@ const RENAMED: Place = Place { is_elsewhere: false, db: 0, key: "away" };
 const MOVED: Place = Place { is_elsewhere: false, db: 1, key: "job" };
 const ELSEWHERE: Place = Place { is_elsewhere: true, db: 0, key: "job" };
 
-/// A way for the lock `job` to get elsewhere.
+/// A way to move or copy the lock `job`.
 struct Way {
     name: &'static str,
-    /// The commands, with the port of the other server for PORT.
+    /// Commands in which PORT stands for the port of the other server.
     commands: &'static [&'static str],
     to: Place,
     stays: bool,
@@ -52,7 +52,7 @@ const WAYS: &[Way] = &[
     way("MIGRATE REPLACE", &["MIGRATE 127.0.0.1 PORT job 0 5000 REPLACE"], ELSEWHERE, false),
 ];
 
-/// The ways that can be gone on this server.
+/// The ways that the server under test supports.
 fn ways() -> impl Iterator<Item = &'static Way> {
     let without_move = move_changes_the_database();
     if without_move {
@@ -61,7 +61,7 @@ fn ways() -> impl Iterator<Item = &'static Way> {
     WAYS.iter().filter(move |way| !without_move || !["MOVE", "COPY to another database"].contains(&way.name))
 }
 
-/// Two servers, one of which has a replica; `job` goes from one to the other or stays.
+/// Two servers. The first one has a replica and holds `job`.
 struct Scene {
     here: Server,
     replica: Server,
@@ -77,10 +77,10 @@ impl Scene {
         Scene { here, replica, elsewhere: Server::with_aof(&lines) }
     }
 
-    /// Goes the way and hands out a client of the place where the lock is then.
+    /// Runs the commands, and returns a client that sees the lock at its new location.
     #[track_caller]
     fn go(&self, way: &Way) -> Client {
-        // The output of a failed test ends with the way that failed.
+        // On failure the last line names the way that failed.
         eprintln!("{}", way.name);
         let mut client = self.here.client();
         for command in way.commands {
@@ -98,7 +98,7 @@ impl Scene {
         there
     }
 
-    /// The replica and the append-only files agree, and nothing is left for the next way.
+    /// Asserts that the replica and the append-only files agree, and removes all locks.
     #[track_caller]
     fn check_copies_and_clean_up(&self) {
         let mut client = self.here.client();
@@ -144,7 +144,7 @@ fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
         }
         let granted = b.reply().int();
         assert!(granted > token);
-        assert_eq!(there.holder(key).expect("it is held").owner, "a", "what b was granted is another lock");
+        assert_eq!(there.holder(key).expect("it is held").owner, "a", "b was granted another lock");
         scene.check_copies_and_clean_up();
     }
 }
@@ -156,7 +156,7 @@ fn timed_a_lease_ends_elsewhere_when_it_would_have_ended_here() {
         let watch = Stopwatch::start();
         let token = scene.here.client().acquire("job a PX 500");
         let mut there = scene.go(way);
-        // Nobody asks for it: the end of its lease is known there by itself.
+        // No command reads the key: the new location expires the lease by itself.
         eventually(SOON, || there.call(format!("EXISTS {}", way.to.key)) == 0);
         watch.assert_took_ms(499..1500, "the lease");
         assert!(there.acquire(&format!("{} b PX 60000", way.to.key)) > token);

@@ -1,4 +1,4 @@
-//! NOTE: a text for people, stored with a hold and shown where the hold is shown.
+//! NOTE: a text for people, stored with a hold and shown with it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ fn text(text: &str) -> Reply {
     Reply::Text(text.as_bytes().to_vec())
 }
 
-/// The note that INFO shows of the first holder, if it shows one.
+/// The note that INFO shows for the first holder, if any.
 fn note(client: &mut Client, key: &str) -> Option<Reply> {
     let holder = client.call(format!("RLOCK.INFO {key}")).field("holders").array()[0].clone();
     holder.field_names().contains(&"note".to_owned()).then(|| holder.field("note"))
@@ -89,7 +89,7 @@ fn an_empty_note_of_a_request_that_waits_removes_the_note_of_the_hold() {
     assert_eq!(note(&mut client, "job"), None);
 }
 
-/// Rules E1 and I3.
+/// Rules E1, I3.
 #[test]
 fn top_shows_the_notes_of_holders_in_all_databases_and_leaves_the_client_in_its_own() {
     let server = Server::start();

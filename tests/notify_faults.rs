@@ -1,11 +1,12 @@
-//! BLOCK … NOTIFY where things go wrong: servers that lack a command, subscribers that are killed, connections that are cut.
+//! Failures with BLOCK … NOTIFY: servers without some command, killed subscribers, and closed
+//! connections.
 
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use crate::support::{Client, Command, EXCLUSIVE, Sentinels, Server, Stopwatch, eventually, message, subscriber};
 
-/// A place on a fair lock is kept for a grace of 5 s before who waits behind it is served.
+/// A fair lock keeps a place for a grace of 5 s before the waiter behind it is served.
 const SOON: Duration = Duration::from_secs(30);
 const DEMOTED: Duration = Duration::from_secs(30);
 
@@ -27,7 +28,7 @@ fn where_the_module_cannot_see_who_listens_notify_is_refused() {
     }
 }
 
-/// Messages go out without the command.
+/// The module publishes without the PUBLISH command.
 #[test]
 fn a_renamed_publish_is_no_obstacle() {
     let server = Server::with(&["rename-command PUBLISH \"\"", "rename-command SUBSCRIBE LISTEN"]);
@@ -55,7 +56,7 @@ fn a_server_that_has_all_commands_is_warned_of_none() {
     assert!(log.contains("<module> rlock") && !log.contains("is renamed or disabled"), "{log}");
 }
 
-/// A connection that both waits and listens, on RESP3.
+/// A RESP3 connection that both waits and listens.
 fn listening_waiter(server: &Server) -> Client {
     let mut client = server.client();
     client.call("HELLO 3").pairs();
@@ -64,7 +65,8 @@ fn listening_waiter(server: &Server) -> Client {
     client
 }
 
-/// All the messages of one turn are in its buffer before anything is written, and they are too many.
+/// All messages of one turn go to the subscriber's buffer before anything is sent, and exceed its
+/// limit.
 #[test]
 fn a_subscriber_that_is_killed_by_its_output_buffer_keeps_nothing_that_is_bound_to_it() {
     const LOCKS: usize = 500;
@@ -80,16 +82,17 @@ fn a_subscriber_that_is_killed_by_its_output_buffer_keeps_nothing_that_is_bound_
             assert_eq!(both.call(ask), "WAITING");
         }
         let mut next = server.waiter("LOCK.ACQUIRE job-7 c PX 60000 BLOCK 0");
-        // In one transaction: a server that reads the releases in parts publishes in parts, which the buffer may have room for.
+        // In one transaction: a server that reads the releases in parts also publishes in parts,
+        // and then the buffer might suffice.
         client.call("MULTI");
         for key in &keys {
             client.call(format!("LOCK.RELEASE {key} a"));
         }
         assert_eq!(client.call("EXEC").array().len(), LOCKS);
-        next.reply_within(SOON).expect("it is granted").int();
+        next.reply_within(SOON).expect("the lock is granted").int();
         eventually(SOON, || client.info_number("rlock_held") == 1);
         assert_eq!(client.info_number("rlock_waiting"), 0);
-        assert!(server.log().contains("output buffer limits"), "it was killed for that");
+        assert!(server.log().contains("output buffer limits"), "the subscriber was killed for its buffer");
     }
 }
 
@@ -114,7 +117,7 @@ fn a_request_that_is_cut_at_any_byte_leaves_no_wait() {
     }
 }
 
-/// Of a message with a token and its frame.
+/// The length of a message with a token, with its protocol frame.
 const BYTES: usize = 60;
 
 #[test]
@@ -128,7 +131,7 @@ fn whoever_is_cut_at_any_byte_of_the_message_keeps_nothing_with_a_session() {
             let mut next = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
             client.call("LOCK.RELEASE job a");
             both.read_bytes_and_close(cut);
-            next.reply_within(SOON).expect("it is granted").int();
+            next.reply_within(SOON).expect("the lock is granted").int();
             assert_eq!(client.call("LOCK.RELEASE job c"), 0);
         }
     }
@@ -152,7 +155,8 @@ fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
     }
 }
 
-/// `a` holds `job`, for which `b` waits with `NOTIFY`: the connection of both, and who listens.
+/// `a` holds `job`, and `b` waits for it with NOTIFY. Returns the connection of both, and the
+/// subscriber.
 fn notified_waiter(server: &Server) -> (Client, Client) {
     let (mut client, messages) = (server.client(), subscriber(server, "answers"));
     client.acquire("job a PX 60000");
@@ -160,7 +164,8 @@ fn notified_waiter(server: &Server) -> (Client, Client) {
     (client, messages)
 }
 
-/// The grant was made before the server became a replica, and its message comes after: it is for the new primary to say who holds.
+/// The lock is granted before the server becomes a replica, and the message would come after that.
+/// Now only the new primary knows the holder.
 #[test]
 fn a_grant_of_the_very_turn_of_a_demotion_is_not_told() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -171,7 +176,7 @@ fn a_grant_of_the_very_turn_of_a_demotion_is_not_told() {
         assert_eq!(replies[1], "OK");
         let told = message(&mut messages);
         assert!(told.starts_with("error 1 UNBLOCKED "), "{told}");
-        assert_eq!(client.call("LOCK.HOLDS job b"), 1, "it was granted");
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1, "the lock was granted");
     }
 }
 
@@ -190,7 +195,7 @@ fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
             assert_eq!(admin.call(format!("ACL SETUSER worker {change}")), "OK");
             admin.call("LOCK.RELEASE job a");
             assert!(message(&mut messages).starts_with("error 1 NOPERM "), "{change}");
-            next.reply_within(SOON).expect("it is granted").int();
+            next.reply_within(SOON).expect("the lock is granted").int();
             assert_eq!(admin.call("LOCK.RELEASE job c"), 0);
         }
     }
@@ -210,7 +215,7 @@ fn a_request_for_many_keys_whose_channel_is_taken_away_is_told_and_the_next_is_s
     assert_eq!(admin.call("ACL SETUSER worker resetchannels"), "OK");
     admin.call("RLOCK.RELEASE x a");
     assert!(message(&mut messages).starts_with("error 1 NOPERM "));
-    next.reply_within(SOON).expect("it is granted").array();
+    next.reply_within(SOON).expect("the locks are granted").array();
 }
 
 #[test]
@@ -226,7 +231,8 @@ fn where_memory_is_full_nobody_begins_to_wait_and_whoever_waits_is_served() {
     }
 }
 
-/// Whoever waits at a primary that Sentinel replaces hears of it: by a message, or by the end of its connection.
+/// A waiter at a primary that Sentinel replaces learns of it, by a message or by the end of its
+/// connection.
 #[test]
 fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
     const BLOCK_MS: u64 = 1000;
@@ -252,7 +258,7 @@ fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
         assert!(["nil 2", "error 2 UNBLOCKED"].iter().any(|text| heard.array()[2].text().starts_with(text)));
     }
     eventually(SOON, || replica.has_role("master"));
-    // Sentinel comes to tell the old primary when it next asks it for its role.
+    // Sentinel demotes the old primary when it next polls its role.
     eventually(DEMOTED, || primary.has_role("slave"));
     let since_demoted = Stopwatch::start();
     match messages.reply_within(SOON) {

@@ -1,5 +1,5 @@
-//! ONCE and TOKEN: what a client repeats without knowing leaves no second hold behind, and what it has lost it does not take
-//! from its successor.
+//! ONCE and TOKEN: a repeated ACQUIRE leaves no second hold, and a former holder cannot end the
+//! hold of its successor.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn a_library_that_repeats_acquire_by_itself_leaves_one_hold() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a ONCE");
-        // Whatever connection the library takes for it.
+        // The library may use another connection for each repetition.
         for _ in 0..3 {
             assert_eq!(server.client().acquire("job a ONCE"), token);
         }
@@ -47,7 +47,7 @@ fn a_session_that_was_joined_by_a_request_that_nobody_heard_of_does_not_end_what
         let step = ["LOCK.RELEASE {s}y b".to_owned(), format!("CLIENT KILL ID {}", waiter.id())];
         client.call_in_one_step(&step.map(Command::from));
         eventually(SOON, || client.is_free("{s}y"));
-        assert!(client.holder("{s}x").is_some(), "it was held without a session");
+        assert!(client.holder("{s}x").is_some(), "the hold has no session");
     }
 }
 

@@ -1,5 +1,5 @@
-//! A panic of the engine loses no change that it has made. The module has no panic to show that with, so these tests run on one
-//! that was patched: `make test-patched`.
+//! A panic of the engine loses no change that was made before it. The module has no panic to show
+//! this with, so the test runs with a patched module: `make test-patched`.
 
 use std::time::Duration;
 
