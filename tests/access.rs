@@ -90,7 +90,7 @@ fn modules_have_categories(client: &mut Client) -> bool {
 }
 
 #[test]
-fn each_command_needs_the_rights_to_its_keys_that_the_table_says() {
+fn commands_require_the_key_permissions_in_the_table() {
     let server = Server::start();
     let rows = rows();
     for command in commands(&mut server.client()) {
@@ -113,7 +113,7 @@ fn each_command_needs_the_rights_to_its_keys_that_the_table_says() {
 }
 
 #[test]
-fn each_command_is_in_the_categories_that_the_table_says() {
+fn commands_are_in_the_acl_categories_in_the_table() {
     let server = Server::start();
     let mut client = server.client();
     if client.info("redis_version").starts_with("7.0.") {
@@ -134,7 +134,7 @@ fn each_command_is_in_the_categories_that_the_table_says() {
 }
 
 #[test]
-fn who_may_not_do_what_is_dangerous_cannot_go_over_the_head_of_an_owner() {
+fn users_without_dangerous_commands_cannot_override_an_owner() {
     let server = Server::start();
     let mut operator = server.client();
     if operator.info("redis_version").starts_with("7.0.") {
@@ -167,7 +167,7 @@ fn who_may_not_do_what_is_dangerous_cannot_go_over_the_head_of_an_owner() {
 }
 
 #[test]
-fn no_client_may_use_the_effect_command_with_whatever_rights() {
+fn clients_cannot_run_the_effect_command_even_with_all_permissions() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire("job a PX 600000");
@@ -180,7 +180,7 @@ fn no_client_may_use_the_effect_command_with_whatever_rights() {
 /// For servers that can limit a user to some databases. A grant after a wait requires the same
 /// permissions as an immediate one.
 #[test]
-fn a_user_of_one_database_waits_there() {
+fn user_limited_to_one_database_can_wait_in_it() {
     let server = Server::start();
     let rules = "~* &* +@all db=1";
     if matches!(server.client().call(format!("ACL SETUSER worker reset on >secret {rules}")), Reply::Error(_)) {

@@ -13,7 +13,7 @@ fn snapshot(client: &mut Client) -> Vec<String> {
     let mut state: Vec<_> = ["DEBUG DIGEST", "DBSIZE", "RLOCK.WAITERS job", "TYPE text"]
         .map(|command| format!("{:?}", client.call(command)))
         .to_vec();
-    let holder = client.holder("job").expect("it is held");
+    let holder = client.holder("job").expect("a holder");
     state.push(format!("{:?}", holder.identity()));
     state.push(client.info("rdb_changes_since_last_save"));
     state
@@ -56,7 +56,7 @@ impl Refusals {
 const COMMANDS_WITH_A_LEASE: [&str; 2] = ["RLOCK.ACQUIRE job a", "RLOCK.RENEW job a"];
 
 #[test]
-fn a_wrong_number_of_arguments() {
+fn wrong_number_of_arguments_is_refused() {
     let mut refusals = Refusals::new();
     for command in [
         "RLOCK.ACQUIRE",
@@ -78,7 +78,7 @@ fn a_wrong_number_of_arguments() {
 }
 
 #[test]
-fn options_that_are_unknown_incomplete_or_given_twice() {
+fn unknown_incomplete_and_repeated_options_are_refused() {
     let mut refusals = Refusals::new();
     for command in [
         // Unknown options, and options of other commands.
@@ -128,7 +128,7 @@ fn options_that_are_unknown_incomplete_or_given_twice() {
 }
 
 #[test]
-fn an_error_names_the_argument_and_what_is_accepted() {
+fn error_names_the_argument_and_the_accepted_values() {
     let mut refusals = Refusals::new();
     for (command, words) in [
         ("RLOCK.ACQUIRE job a NOW", "unknown option 'now'; expected px, ex, block, notify, claim, session, req"),
@@ -149,7 +149,7 @@ fn an_error_names_the_argument_and_what_is_accepted() {
 }
 
 #[test]
-fn an_owner_may_be_named_like_an_option() {
+fn owner_may_have_the_name_of_an_option() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RLOCK.MACQUIRE 2 one two PX PX 60000").array();
@@ -157,7 +157,7 @@ fn an_owner_may_be_named_like_an_option() {
 }
 
 #[test]
-fn a_wrong_kind_of_lock_is_named() {
+fn error_names_the_kind_of_lock_under_the_key() {
     let mut refusals = Refusals::new();
     refusals.client.call("RSEMAPHORE.INIT permits 3");
     refusals.client.call("RFAIRLOCK.ACQUIRE fair a");
@@ -187,7 +187,7 @@ fn a_wrong_kind_of_lock_is_named() {
 }
 
 #[test]
-fn a_lease_out_of_range_or_not_a_number() {
+fn lease_out_of_range_or_not_a_number_is_refused() {
     let mut refusals = Refusals::new();
     for command in COMMANDS_WITH_A_LEASE {
         for (option, beyond_a_year) in [("PX", "31536000001"), ("EX", "31536001")] {
@@ -205,7 +205,7 @@ fn a_lease_out_of_range_or_not_a_number() {
 }
 
 #[test]
-fn other_numbers_out_of_range_or_not_numbers() {
+fn other_numbers_out_of_range_or_not_numbers_are_refused() {
     let mut refusals = Refusals::new();
     let too_big = "9223372036854775808";
     for number in ["-1", too_big, "x", "1.5"] {
@@ -224,7 +224,7 @@ fn other_numbers_out_of_range_or_not_numbers() {
 }
 
 #[test]
-fn an_owner_that_is_empty_or_too_long() {
+fn empty_or_too_long_owner_is_refused() {
     let mut refusals = Refusals::new();
     for owner in [Vec::new(), vec![b'o'; 513], vec![b'o'; 1 << 20]] {
         for name in ["RLOCK.ACQUIRE", "RLOCK.RELEASE", "RLOCK.RENEW", "RLOCK.HOLDS"] {
@@ -237,7 +237,7 @@ fn an_owner_that_is_empty_or_too_long() {
 }
 
 #[test]
-fn a_key_of_another_type() {
+fn key_of_another_type_is_refused() {
     let mut refusals = Refusals::new();
     for command in [
         "RLOCK.ACQUIRE text a",
@@ -325,7 +325,7 @@ fn random_command(random: &mut StdRng) -> Command {
 }
 
 #[test]
-fn a_hundred_thousand_random_commands_leave_the_server_alive() {
+fn server_survives_100_000_random_commands() {
     let mut random = StdRng::seed_from_u64(seed());
     let mut server = Server::with_aof(&["appendfsync no"]);
     let mut client = server.client();

@@ -49,19 +49,19 @@ fn assert_a_step_moves_no_deadline(step: impl FnOnce(&WallClock), expected_secon
 }
 
 #[test]
-fn timed_a_clock_that_jumps_an_hour_ahead_ends_no_lease_early() {
+fn timed_clock_step_one_hour_ahead_ends_no_lease_early() {
     assert_a_step_moves_no_deadline(|clock| clock.step_forward(HOUR), 3600);
 }
 
 #[test]
-fn timed_a_clock_that_jumps_an_hour_back_ends_no_lease_late() {
+fn timed_clock_step_one_hour_back_ends_no_lease_late() {
     assert_a_step_moves_no_deadline(|clock| clock.step_back(HOUR), -3600);
 }
 
 /// The server sleeps until the timer that it considers the next one, and does not notice that the
 /// clock has stepped.
 #[test]
-fn timed_a_clock_that_jumps_ahead_beyond_the_timer_of_another_module_delays_nothing() {
+fn timed_clock_step_past_the_timer_of_another_module_delays_nothing() {
     let clock = WallClock::new();
     let server = Server::with_wall_clock(&clock, &[&format!("loadmodule {}", calling_module().display())]);
     let mut client = server.client();
@@ -79,18 +79,15 @@ fn timed_a_clock_that_jumps_ahead_beyond_the_timer_of_another_module_delays_noth
 /// The server's timers run on the wall clock: after the step a timer that is due at once would fire
 /// an hour later.
 #[test]
-fn a_clock_that_jumps_back_before_what_is_to_be_done_at_once_does_not_delay_it() {
+fn clock_step_back_does_not_delay_a_timer_that_is_due_at_once() {
     // The step has to come while the server sleeps. On a busy machine the server may not sleep yet,
     // or no longer. Such a try shows nothing.
     const TRIES: usize = 10;
-    assert!(
-        (0..TRIES).any(|_| is_granted_after_a_jump_in_the_middle_of_a_sleep()),
-        "no clock step came during a sleep"
-    );
+    assert!((0..TRIES).any(|_| is_granted_after_a_step_during_sleep()), "no clock step came during a sleep");
 }
 
 /// Returns whether the clock stepped while the server slept.
-fn is_granted_after_a_jump_in_the_middle_of_a_sleep() -> bool {
+fn is_granted_after_a_step_during_sleep() -> bool {
     let clock = WallClock::new();
     let server = Server::with_wall_clock(&clock, &[]);
     let mut client = server.client();
@@ -116,7 +113,7 @@ fn is_granted_after_a_jump_in_the_middle_of_a_sleep() -> bool {
 /// the clock steps back meanwhile, a timer that is started in this loop is due at once by the old
 /// reading. So a timer that restarts itself would never end.
 #[test]
-fn a_clock_that_jumps_back_while_the_timer_is_at_work_stalls_nothing() {
+fn clock_step_back_during_the_timer_stalls_nothing() {
     const LOCKS: usize = 40_000;
     let clock = WallClock::new();
     let server = Server::with_wall_clock(&clock, &[]);
@@ -138,7 +135,7 @@ fn a_clock_that_jumps_back_while_the_timer_is_at_work_stalls_nothing() {
 }
 
 #[test]
-fn tokens_rise_although_the_clock_goes_back() {
+fn tokens_rise_when_the_clock_goes_back() {
     let clock = WallClock::new();
     let server = Server::with_wall_clock(&clock, &[]);
     let mut client = server.client();
@@ -160,9 +157,9 @@ fn tokens_rise_although_the_clock_goes_back() {
 #[derive(Clone, Copy, Debug)]
 enum Left {
     /// Another lock with an earlier token. The clock is still ahead.
-    AnEarlierLock,
+    EarlierLock,
     /// No lock, and the clock was set right before the file was written.
-    NoLockAndTheTruth,
+    NoLockAndRightClock,
     /// No lock, and the clock is still ahead.
     NoLock,
 }
@@ -174,13 +171,13 @@ fn assert_the_last_token_is_saved(left: Left, lines: &[&str], save: fn(&mut Clie
     let clock = WallClock::new();
     let mut server = Server::with_wall_clock(&clock, lines);
     let mut client = server.client();
-    if matches!(left, Left::AnEarlierLock) {
+    if matches!(left, Left::EarlierLock) {
         client.acquire("earlier a PX 36000000");
     }
     clock.step_forward(HOUR);
     let last = client.acquire("job a");
     assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    if matches!(left, Left::NoLockAndTheTruth) {
+    if matches!(left, Left::NoLockAndRightClock) {
         clock.step_forward(Duration::ZERO);
     }
     save(&mut client);
@@ -194,21 +191,21 @@ fn assert_the_last_token_is_saved(left: Left, lines: &[&str], save: fn(&mut Clie
 const AOF: [&str; 2] = ["appendonly yes", "appendfsync always"];
 
 #[test]
-fn tokens_rise_although_the_clock_goes_back_over_a_restart() {
+fn tokens_rise_when_the_clock_goes_back_over_a_restart() {
     // The effects contain every token.
     assert_the_last_token_is_saved(Left::NoLock, &AOF, |_| {});
     assert_the_last_token_is_saved(Left::NoLock, &["aof-use-rdb-preamble no", AOF[0], AOF[1]], |_| {});
     if !snapshots_may_have_the_last_token(&mut Server::start().client()) {
         return skipped_here("no snapshot has the last token");
     }
-    for left in [Left::AnEarlierLock, Left::NoLockAndTheTruth] {
+    for left in [Left::EarlierLock, Left::NoLockAndRightClock] {
         assert_the_last_token_is_saved(left, &[], |client| assert_eq!(client.call("SAVE"), "OK"));
         assert_the_last_token_is_saved(left, &AOF, Client::rewrite_append_only_file);
     }
 }
 
 #[test]
-fn tokens_rise_above_those_of_the_locks_in_a_snapshot_although_the_clock_goes_back() {
+fn tokens_rise_above_those_in_a_snapshot_when_the_clock_goes_back() {
     let clock = WallClock::new();
     clock.step_forward(HOUR);
     let mut server = Server::with_wall_clock(&clock, &[]);
@@ -222,15 +219,15 @@ fn tokens_rise_above_those_of_the_locks_in_a_snapshot_although_the_clock_goes_ba
 }
 
 #[test]
-fn tokens_rise_although_the_clock_of_a_promoted_replica_is_behind() {
+fn tokens_rise_when_the_clock_of_a_promoted_replica_is_behind() {
     let clock = WallClock::new();
     clock.step_forward(HOUR);
     let primary = Server::with_wall_clock(&clock, &[]);
     let mut on_primary = primary.client();
     let mut last = on_primary.acquire("early a EX 36000");
-    for sees_it_in_the_stream in [false, true] {
+    for replica_sees_the_token_in_the_stream in [false, true] {
         let replica = Server::replica_of(&primary, &[]);
-        if sees_it_in_the_stream {
+        if replica_sees_the_token_in_the_stream {
             last = on_primary.acquire("late a EX 36000");
             on_primary.call("RLOCK.RELEASE late a");
             replica.catch_up_with(&primary);

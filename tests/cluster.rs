@@ -16,7 +16,7 @@ pub fn assert_still_waiting(waiter: &mut Client) {
 }
 
 #[test]
-fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
+fn lock_moves_with_its_slot_and_waiters_get_moved_once() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
@@ -51,7 +51,7 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
 
 /// On the source a missing key may already have moved; on the target the slot has not arrived yet.
 #[test]
-fn who_waits_for_a_key_that_is_deleted_while_its_slot_moves_is_granted_when_that_is_over() {
+fn waiter_for_a_key_deleted_during_a_slot_move_is_granted_after_the_move() {
     let nodes = two_nodes();
     let mut clients = nodes.each_ref().map(|node| node.client());
     let [source_id, target_id] = clients.each_mut().map(|client| client.call("CLUSTER MYID").text());
@@ -86,7 +86,7 @@ fn who_waits_for_a_key_that_is_deleted_while_its_slot_moves_is_granted_when_that
 /// granted in another slot at that moment would be stored where no lookup finds it, and the next
 /// client would be granted it again.
 #[test]
-fn a_command_leaves_what_can_be_granted_in_another_slot_to_the_timer() {
+fn command_leaves_grants_in_another_slot_to_the_timer() {
     const SETS: usize = 200;
     let [node, _other] = two_nodes();
     let mut client = node.client();
@@ -120,7 +120,7 @@ fn a_command_leaves_what_can_be_granted_in_another_slot_to_the_timer() {
 }
 
 #[test]
-fn a_node_grants_nothing_while_its_cluster_is_down() {
+fn node_grants_nothing_while_its_cluster_is_down() {
     let bus = format!("cluster-port {}", free_port());
     let node = Server::with(&["cluster-enabled yes", &bus]);
     let mut client = node.client();
@@ -141,13 +141,13 @@ fn a_node_grants_nothing_while_its_cluster_is_down() {
 /// The server itself refuses new requests. The module has to handle leases that expire meanwhile,
 /// and waiters without a blocked connection.
 #[test]
-fn what_ends_while_the_cluster_is_down_is_granted_when_it_is_up_again() {
+fn lock_freed_while_the_cluster_is_down_is_granted_when_it_is_up() {
     granted_when_the_cluster_is_up_again("no");
 }
 
 /// `cluster-allow-reads-when-down` must not make the module grant locks.
 #[test]
-fn what_ends_while_one_may_read_from_a_cluster_that_is_down_is_granted_when_it_is_up_again() {
+fn lock_freed_while_a_down_cluster_allows_reads_is_granted_when_it_is_up() {
     granted_when_the_cluster_is_up_again("yes");
 }
 
@@ -156,9 +156,9 @@ fn granted_when_the_cluster_is_up_again(allow_reads_when_down: &str) {
     let setting = format!("CONFIG SET cluster-allow-reads-when-down {allow_reads_when_down}");
     assert_eq!(node.client().call(setting), "OK");
     let (mut client, mut holder) = (node.client(), node.client());
-    let keys = ["{job}lapses", "{job}closes"];
-    client.acquire("{job}lapses a PX 1000");
-    let lapses_at = Instant::now() + Duration::from_millis(1000);
+    let keys = ["{job}expires", "{job}closes"];
+    client.acquire("{job}expires a PX 1000");
+    let expires_at = Instant::now() + Duration::from_millis(1000);
     holder.acquire("{job}closes a PX 60000 SESSION 0");
     let mut blocked = keys.map(|key| node.blocked_waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0")));
     let mut notified = keys.map(|key| node.notified_waiter(format!("RLOCK.ACQUIRE {key} c PX 60000 BLOCK 0")));
@@ -173,7 +173,7 @@ fn granted_when_the_cluster_is_up_again(allow_reads_when_down: &str) {
         waiter.reply().expect_error("CLUSTERDOWN");
     }
     // By then the lease has expired and the session has ended.
-    thread::sleep(lapses_at.saturating_duration_since(Instant::now()));
+    thread::sleep(expires_at.saturating_duration_since(Instant::now()));
     notified.iter_mut().for_each(assert_still_waiting);
     assert_eq!(node.client().info_number("rlock_waiting"), 2);
     wait_for_state("CLUSTER ADDSLOTS 0", "ok");
@@ -183,7 +183,7 @@ fn granted_when_the_cluster_is_up_again(allow_reads_when_down: &str) {
 }
 
 #[test]
-fn a_node_without_the_slot_answers_moved() {
+fn node_without_the_slot_replies_moved() {
     let [source, target] = two_nodes();
     let mut client = target.client();
     for command in ["RLOCK.ACQUIRE job a BLOCK 0", "RLOCK.RELEASE job a", "RLOCK.HOLDS job a", "RLOCK.MACQUIRE 1 job a"]
@@ -194,7 +194,7 @@ fn a_node_without_the_slot_answers_moved() {
 }
 
 #[test]
-fn many_keys_are_in_one_slot() {
+fn macquire_keys_must_be_in_one_slot() {
     let [source, _target] = two_nodes();
     let mut client = source.client();
     for command in ["RLOCK.MACQUIRE 2 x y a", "RLOCK.MRELEASE 2 x y a", "RLOCK.MRENEW 2 x y a"] {
@@ -210,7 +210,7 @@ fn many_keys_are_in_one_slot() {
 
 /// The server picks the node by the first key. Only some of the other keys may be there.
 #[test]
-fn many_keys_of_a_slot_that_moves_are_granted_and_given_back_when_it_has_moved() {
+fn macquire_during_a_slot_move_works_after_the_move() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
@@ -245,7 +245,7 @@ fn many_keys_of_a_slot_that_moves_are_granted_and_given_back_when_it_has_moved()
 /// I/O threads look for the keys of requests that they have read, before the main thread has
 /// checked the requests.
 #[test]
-fn requests_for_many_keys_that_io_threads_read_do_no_harm() {
+fn io_threads_can_read_malformed_macquire_requests() {
     const CLIENTS: usize = 16;
     const ROUNDS: usize = 200;
     let bus = format!("cluster-port {}", free_port());
@@ -284,7 +284,7 @@ fn requests_for_many_keys_that_io_threads_read_do_no_harm() {
 }
 
 #[test]
-fn a_waiter_for_many_keys_is_sent_after_its_slot() {
+fn macquire_waiter_is_redirected_after_a_slot_move() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
@@ -304,7 +304,7 @@ fn a_waiter_for_many_keys_is_sent_after_its_slot() {
 }
 
 #[test]
-fn a_waiter_is_sent_after_its_slot_whatever_braces_its_key_has() {
+fn waiter_is_redirected_after_a_slot_move_whatever_braces_its_key_has() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());

@@ -143,7 +143,7 @@ fn assert_held_once(nodes: [&Server; 2], blocked: &mut [Client]) {
 }
 
 #[test]
-fn locks_go_round_through_a_cluster_client() {
+fn locks_work_through_a_cluster_client() {
     let cluster = Cluster::start();
     let mut client = cluster.client();
     let mut last_token = 0;
@@ -166,7 +166,7 @@ fn locks_go_round_through_a_cluster_client() {
 }
 
 #[test]
-fn a_slot_moves_with_its_locks_and_its_fair_queue() {
+fn slot_moves_with_its_locks_and_fair_queue() {
     let cluster = Cluster::start();
     lengthen_grace(&cluster);
     let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
@@ -202,7 +202,7 @@ fn a_slot_moves_with_its_locks_and_its_fair_queue() {
 /// Newer servers can move a slot atomically. Valkey 9 takes the command at the source, Redis 8.4 at
 /// the target.
 #[track_caller]
-fn move_by_itself(slot: i64, source: &mut Client, target: &mut Client) -> Option<()> {
+fn move_slot_atomically(slot: i64, source: &mut Client, target: &mut Client) -> Option<()> {
     let id = target.call("CLUSTER MYID").text();
     let commands = [
         (source, format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {id}")),
@@ -219,13 +219,13 @@ fn move_by_itself(slot: i64, source: &mut Client, target: &mut Client) -> Option
 }
 
 #[test]
-fn a_slot_that_the_server_moves_by_itself_takes_its_locks_along() {
+fn atomic_slot_move_takes_its_locks_along() {
     let cluster = Cluster::start();
     lengthen_grace(&cluster);
     let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let mut loaded = load_slot(source);
-    if move_by_itself(loaded.slot, &mut on_source, &mut on_target).is_none() {
+    if move_slot_atomically(loaded.slot, &mut on_source, &mut on_target).is_none() {
         skipped_here("the server moves no slot by itself");
         return;
     }
@@ -240,7 +240,7 @@ fn a_slot_that_the_server_moves_by_itself_takes_its_locks_along() {
 /// A server checks each blocked client about once per second, and redirects it then. If the slot is
 /// back before the check, the client's request is served here.
 #[test]
-fn a_slot_that_moves_by_itself_and_is_back_at_once_serves_who_has_waited_on() {
+fn waiters_are_served_or_redirected_when_a_slot_moves_away_and_back() {
     const LOCKS: usize = 8;
     let nodes = two_nodes();
     let [mut here, mut there] = nodes.each_ref().map(Server::client);
@@ -253,14 +253,14 @@ fn a_slot_that_moves_by_itself_and_is_back_at_once_serves_who_has_waited_on() {
             nodes[0].blocked_waiter(format!("RLOCK.ACQUIRE {{x}}{lock} b PX 600000 BLOCK 0"))
         })
         .collect();
-    if move_by_itself(slot, &mut here, &mut there).is_none() {
+    if move_slot_atomically(slot, &mut here, &mut there).is_none() {
         skipped_here("the server moves no slot by itself");
         return;
     }
     for lock in 0..LOCKS {
         eventually(SOON, || there.call(format!("RLOCK.RELEASE {{x}}{lock} a")) == 0);
     }
-    move_by_itself(slot, &mut there, &mut here);
+    move_slot_atomically(slot, &mut there, &mut here);
     eventually(SOON, || !matches!(here.call("EXISTS {x}"), Reply::Error(_)));
     for waiter in &mut waiters {
         let answer = waiter.reply_within(SOON).expect("the waiter is redirected or served");
@@ -269,7 +269,7 @@ fn a_slot_that_moves_by_itself_and_is_back_at_once_serves_who_has_waited_on() {
 }
 
 #[test]
-fn a_planned_failover_takes_over_what_is_held_and_ends_the_waits() {
+fn planned_failover_keeps_holds_and_ends_waits() {
     let cluster = Cluster::start();
     lengthen_grace(&cluster);
     let (old, new) = (cluster.primary_of("{x}lock"), cluster.replica_of("{x}lock"));
@@ -290,14 +290,14 @@ fn a_planned_failover_takes_over_what_is_held_and_ends_the_waits() {
 }
 
 #[test]
-fn a_replica_takes_over_from_a_primary_that_is_killed() {
+fn replica_takes_over_from_a_killed_primary() {
     let mut cluster = Cluster::start();
     lengthen_grace(&cluster);
     let old = cluster.primary_of("{x}lock").port();
     let new = cluster.replica_of("{x}lock").port();
     let mut loaded = load_slot(cluster.primary_of("{x}lock"));
     let mut client = cluster.node_mut(old).client();
-    client.acquire("{x}lapsing a PX 500");
+    client.acquire("{x}expiring a PX 500");
     assert_eq!(client.call("WAIT 1 10000"), 1);
 
     cluster.node_mut(old).kill();
@@ -308,7 +308,7 @@ fn a_replica_takes_over_from_a_primary_that_is_killed() {
     eventually(SOON, || on_new.info("role") == "master");
     // A cluster client finds the new primary, which grants the lock whose lease expired meanwhile.
     let mut roaming = cluster.client_of(new);
-    assert!(roaming.call("RLOCK.ACQUIRE {x}lapsing b PX 60000 BLOCK 0").int() > loaded.token);
+    assert!(roaming.call("RLOCK.ACQUIRE {x}expiring b PX 60000 BLOCK 0").int() > loaded.token);
     loaded.assert_served_by(cluster.node_mut(new));
 
     cluster.node_mut(old).restart_in_place(&[]);

@@ -20,7 +20,7 @@ const OPTIONS: [(&str, &str, &str, &[&str]); 9] = [
 ];
 
 #[test]
-fn every_option_has_its_default_and_can_be_changed() {
+fn each_option_has_its_default_and_can_be_changed() {
     let server = Server::start();
     let mut client = server.client();
     for (name, default, other, wrong) in OPTIONS {
@@ -38,7 +38,7 @@ fn every_option_has_its_default_and_can_be_changed() {
 }
 
 #[test]
-fn options_are_taken_as_arguments_of_loadmodule() {
+fn options_can_be_arguments_of_loadmodule() {
     for (name, _, other, _) in OPTIONS {
         let server = Server::with_module_arguments(&format!("{name} {other}"), &[]);
         let reply = server.client().call(format!("CONFIG GET rlock.{name}"));
@@ -53,7 +53,7 @@ fn options_are_taken_as_arguments_of_loadmodule() {
 }
 
 #[test]
-fn options_are_taken_from_the_configuration_file() {
+fn options_can_be_lines_of_the_configuration_file() {
     let server = Server::with(&["rlock.default-lease-ms 7000"]);
     let mut client = server.client();
     client.acquire("job a");
@@ -62,7 +62,7 @@ fn options_are_taken_from_the_configuration_file() {
 }
 
 #[test]
-fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
+fn invalid_loadmodule_argument_stops_the_load_and_is_logged() {
     for (arguments, culprit) in [
         (
             "no-such-option 1",
@@ -84,13 +84,13 @@ fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
 }
 
 #[test]
-fn the_log_says_which_version_was_loaded() {
+fn log_shows_the_loaded_version() {
     let server = Server::start();
     assert!(server.log().contains(concat!("rlock: version ", env!("CARGO_PKG_VERSION"), ", commit ")));
 }
 
 #[test]
-fn the_default_lease_may_change_while_locks_are_held() {
+fn default_lease_may_change_while_locks_are_held() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("before a");
@@ -103,7 +103,7 @@ fn the_default_lease_may_change_while_locks_are_held() {
 }
 
 #[test]
-fn info_counts_what_happens() {
+fn info_counts_grants_waits_and_releases() {
     let server = Server::start();
     let mut client = server.client();
     let mut observer = server.client();
@@ -154,7 +154,7 @@ fn info_counts_what_happens() {
 }
 
 #[test]
-fn held_is_right_whatever_removes_the_locks() {
+fn held_count_is_right_however_locks_are_removed() {
     let server = Server::start();
     let mut client = server.client();
     for removal in ["FLUSHALL", "FLUSHALL ASYNC", "DEL one two", "UNLINK one two", "DEBUG RELOAD"] {
@@ -170,7 +170,7 @@ fn held_is_right_whatever_removes_the_locks() {
 }
 
 #[test]
-fn clients_can_ask_where_the_key_of_each_command_is() {
+fn command_getkeys_finds_the_key_of_each_command() {
     let server = Server::start();
     let mut client = server.client();
     for command in [

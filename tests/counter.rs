@@ -27,7 +27,7 @@ fn count_one_up(connection: &mut Connection, owner: &str) -> RedisResult<Turn> {
 }
 
 #[test]
-fn a_thousand_clients_count_to_a_thousand() {
+fn one_thousand_clients_count_to_one_thousand() {
     let server = Server::start();
     let library = redis::Client::open(("127.0.0.1", server.port())).expect("an address");
     let all_connected = Barrier::new(CLIENTS);

@@ -37,7 +37,7 @@ fn assert_locks_are_usable(client: &mut Client) -> usize {
 }
 
 #[test]
-fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
+fn damaged_snapshot_is_loaded_or_refused_without_a_crash() {
     let mut random = StdRng::seed_from_u64(seed());
     let mut server = Server::with(&["rdbcompression no", "rdbchecksum no", "dbfilename dump.rdb"]);
     let mut client = server.client();
@@ -75,7 +75,10 @@ fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
             Err(log) => {
                 refused += 1;
                 let is_ours = log.contains("the responsible module is not able to load");
-                assert!(!is_ours || log.contains("rlock: the payload of a lock is broken: "), "the log says why:\n{log}");
+                assert!(
+                    !is_ours || log.contains("rlock: the payload of a lock is broken: "),
+                    "the log says why:\n{log}"
+                );
                 by_the_module += usize::from(is_ours);
             }
         }
@@ -89,13 +92,13 @@ fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
 }
 
 #[test]
-fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
+fn append_only_file_cut_during_a_hand_over_has_one_holder() {
     let mut server = Server::with_aof(&["aof-load-truncated yes"]);
     let mut client = server.client();
     client.acquire("released a PX 600000");
-    client.acquire("lapsing a PX 600000");
+    client.acquire("expiring a PX 600000");
     let mut waiters =
-        ["released", "lapsing"].map(|key| server.waiter(format!("RLOCK.ACQUIRE {key} b PX 600000 BLOCK 0")));
+        ["released", "expiring"].map(|key| server.waiter(format!("RLOCK.ACQUIRE {key} b PX 600000 BLOCK 0")));
     client.call("RLOCK.RELEASE released a");
     waiters[0].reply().int();
     let folder = server.folder().join("appendonlydir");
@@ -104,11 +107,11 @@ fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
     let path = increment.map(|file| file.expect("an entry").path()).find(is_increment).expect("an increment");
     let before = fs::read(&path).expect("an append-only file").len();
     // One hand-over by a command, and one by the timer.
-    client.call("RLOCK.FORCERELEASE lapsing");
+    client.call("RLOCK.FORCERELEASE expiring");
     waiters[1].reply().int();
     client.call("RLOCK.FORCERELEASE released");
-    let mut c = server.waiter("RLOCK.ACQUIRE lapsing c PX 600000 BLOCK 0");
-    client.call("DEL lapsing");
+    let mut c = server.waiter("RLOCK.ACQUIRE expiring c PX 600000 BLOCK 0");
+    client.call("DEL expiring");
     c.reply().int();
     let whole = fs::read(&path).expect("an append-only file");
     assert!(propagated(&server).len() > 8);
@@ -117,7 +120,7 @@ fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
     for length in (before..=whole.len()).step_by(step) {
         write(&path, &whole[..length]);
         server.restart();
-        let holder = server.client().holder("lapsing");
+        let holder = server.client().holder("expiring");
         // After DEL the lock is free until the timer grants it.
         let is_deleted = whole[..length].windows(3).any(|word| word == b"DEL");
         assert!(holder.is_some() || is_deleted, "cut at {length} of {}", whole.len());
@@ -125,11 +128,11 @@ fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
     }
     write(&path, &whole);
     server.restart();
-    assert_eq!(server.client().holder("lapsing").expect("a holder").owner, "c");
+    assert_eq!(server.client().holder("expiring").expect("a holder").owner, "c");
 }
 
 #[test]
-fn an_effect_that_cannot_be_read_is_told_in_the_log_and_changes_nothing() {
+fn unreadable_effect_is_logged_and_changes_nothing() {
     let mut server = Server::with_aof(&["aof-use-rdb-preamble no"]);
     let mut client = server.client();
     let token = client.acquire("job a PX 600000");

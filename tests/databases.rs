@@ -49,7 +49,7 @@ const WAYS: &[Way] = &[
     copy(&["SELECT 2", "RESTORE job 0 PAYLOAD", "SELECT 0"], (2, "job")),
 ];
 
-fn leaves_its_database(command: &str) -> bool {
+fn changes_the_database(command: &str) -> bool {
     command.starts_with("MOVE") || command.contains(" DB ")
 }
 
@@ -59,7 +59,7 @@ fn ways() -> impl Iterator<Item = &'static Way> {
     if without_move {
         skipped_here("MOVE changes the database of the connection");
     }
-    WAYS.iter().filter(move |way| !without_move || !way.commands.iter().any(|command| leaves_its_database(command)))
+    WAYS.iter().filter(move |way| !without_move || !way.commands.iter().any(|command| changes_the_database(command)))
 }
 
 /// Runs commands in a context, and returns their replies.
@@ -108,7 +108,7 @@ fn in_a_script_in_a_transaction(client: &mut Client, commands: &[Command]) -> Ve
 impl Way {
     /// Runs the commands on a new connection.
     #[track_caller]
-    fn go(&self, server: &Server, run: Run) {
+    fn execute(&self, server: &Server, run: Run) {
         // On failure the last line names the way that failed.
         eprintln!("{:?}", self.commands);
         let mut client = server.client();
@@ -127,7 +127,7 @@ impl Way {
     }
 
     /// The same key in the other databases.
-    fn beside(&self) -> impl Iterator<Item = Place> {
+    fn same_key_elsewhere(&self) -> impl Iterator<Item = Place> {
         let (db, name) = self.to;
         DATABASES.into_iter().filter(move |other| *other != db).map(move |other| (other, name))
     }
@@ -146,17 +146,17 @@ fn client_of_each_database(server: &Server) -> [Client; DATABASES.len()] {
 /// A lock that arrives is bound to no connection, and ends after the grace of its session. A lock
 /// with the same key in another database stays bound to its connection.
 #[track_caller]
-fn assert_only_what_came_ends(run: Run) {
+fn assert_only_the_arriving_lock_ends(run: Run) {
     let server = Server::start();
     let mut clients = client_of_each_database(&server);
     for way in ways() {
-        let mut held: Vec<Place> = way.beside().chain(SOURCES).collect();
+        let mut held: Vec<Place> = way.same_key_elsewhere().chain(SOURCES).collect();
         held.sort_unstable();
         held.dedup();
         for (db, name) in &held {
             clients[*db].acquire(&format!("{name} a PX 600000 SESSION 50"));
         }
-        way.go(&server, run);
+        way.execute(&server, run);
         let (db, name) = way.to;
         assert_eq!(clients[db].call(format!("EXISTS {name}")), 1);
         eventually(SOON, || clients[db].call(format!("EXISTS {name}")) == 0);
@@ -174,13 +174,13 @@ fn assert_only_what_came_ends(run: Run) {
 }
 
 #[test]
-fn a_lock_that_comes_ends_by_itself_and_ends_no_session_beside_it() {
-    assert_only_what_came_ends(one_by_one);
+fn arriving_lock_expires_and_ends_no_session_in_other_databases() {
+    assert_only_the_arriving_lock_ends(one_by_one);
 }
 
 #[test]
-fn a_lock_that_comes_in_a_transaction_ends_by_itself_and_ends_no_session_beside_it() {
-    assert_only_what_came_ends(in_a_transaction);
+fn lock_arriving_in_a_transaction_expires_and_ends_no_session_in_other_databases() {
+    assert_only_the_arriving_lock_ends(in_a_transaction);
 }
 
 /// The copy changes only database 1, so it must not end a session in database 0.
@@ -197,9 +197,9 @@ fn copy_in_a_transaction_keeps_the_session() {
     for copied in ["job", "other"] {
         let copied_to_job = Command::from(format!("COPY {copied} job DB 1"));
         assert_eq!(in_a_transaction(&mut server.client(), &[copied_to_job]), [Reply::Int(1)]);
-        let mut session = || client.holder("job").expect("it is held").session;
+        let mut session = || client.holder("job").expect("a holder").session;
         eventually(SOON, || there.call("EXISTS job") == 0 || session() == 0);
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!((holder.owner.as_str(), holder.session), ("a", 1), "after the copy of {copied}");
         assert!(holder.lease_ms > 500_000, "after the copy of {copied}: {} ms", holder.lease_ms);
         assert_eq!(server.client().call("RLOCK.ACQUIRE job b"), Reply::Nil);
@@ -207,13 +207,13 @@ fn copy_in_a_transaction_keeps_the_session() {
 }
 
 #[test]
-fn a_lock_that_comes_in_a_script_ends_by_itself_and_ends_no_session_beside_it() {
-    assert_only_what_came_ends(in_a_script);
-    assert_only_what_came_ends(in_a_script_in_a_transaction);
+fn lock_arriving_in_a_script_expires_and_ends_no_session_in_other_databases() {
+    assert_only_the_arriving_lock_ends(in_a_script);
+    assert_only_the_arriving_lock_ends(in_a_script_in_a_transaction);
 }
 
 #[test]
-fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
+fn value_of_another_type_refuses_only_waiters_in_its_database() {
     const WAYS: [&[&str]; 6] = [
         &["COPY text job DB 1 REPLACE"],
         &["SELECT 1", "DEL job", "SELECT 0", "MOVE text 1", "SELECT 1", "RENAME text job"],
@@ -224,7 +224,7 @@ fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
     ];
     let without_move = move_changes_the_database();
     for (way, run) in WAYS.iter().flat_map(|way| [in_a_transaction as Run, in_a_script].map(|run| (way, run))) {
-        if without_move && way.iter().any(|command| leaves_its_database(command)) {
+        if without_move && way.iter().any(|command| changes_the_database(command)) {
             skipped_here("MOVE changes the database of the connection");
             continue;
         }
@@ -253,7 +253,7 @@ fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
 
 /// A lease also expires on the server that becomes the primary after the lock arrived.
 #[track_caller]
-fn assert_leases_end_at_the_next_master(next: impl Fn(Server, Server) -> Server) {
+fn assert_leases_expire_on_the_next_primary(next: impl Fn(Server, Server) -> Server) {
     for way in ways() {
         let primary = Server::with_aof(&[]);
         let replica = Server::replica_of(&primary, &[]);
@@ -261,7 +261,7 @@ fn assert_leases_end_at_the_next_master(next: impl Fn(Server, Server) -> Server)
         for (db, name) in SOURCES {
             clients[db].acquire(&format!("{name} a PX 1000"));
         }
-        way.go(&primary, in_a_transaction_with_another);
+        way.execute(&primary, in_a_transaction_with_another);
         let next = next(primary, replica);
         for client in &mut client_of_each_database(&next) {
             eventually(SOON, || client.call("DBSIZE") == 0);
@@ -271,8 +271,8 @@ fn assert_leases_end_at_the_next_master(next: impl Fn(Server, Server) -> Server)
 }
 
 #[test]
-fn a_lock_that_came_in_a_transaction_ends_by_itself_on_a_replica_that_was_promoted() {
-    assert_leases_end_at_the_next_master(|mut primary, replica| {
+fn lock_that_arrived_in_a_transaction_expires_on_a_promoted_replica() {
+    assert_leases_expire_on_the_next_primary(|mut primary, replica| {
         replica.catch_up_with(&primary);
         primary.kill();
         assert_eq!(replica.client().call("REPLICAOF NO ONE"), "OK");
@@ -282,15 +282,15 @@ fn a_lock_that_came_in_a_transaction_ends_by_itself_on_a_replica_that_was_promot
 }
 
 #[test]
-fn a_lock_that_came_in_a_transaction_ends_by_itself_after_a_restart() {
-    assert_leases_end_at_the_next_master(|mut primary, _| {
+fn lock_that_arrived_in_a_transaction_expires_after_a_restart() {
+    assert_leases_expire_on_the_next_primary(|mut primary, _| {
         primary.kill_and_restart();
         primary
     });
 }
 
 #[test]
-fn a_server_that_leaves_clients_in_another_database_is_warned_of() {
+fn log_warns_of_a_server_that_leaves_clients_in_another_database() {
     let log = Server::start().log();
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("do not use MOVE")).collect();
     assert_eq!(warnings.len(), usize::from(move_changes_the_database()), "{warnings:?}");

@@ -5,7 +5,7 @@
 use crate::support::{Command, Journal, Reply};
 
 #[test]
-fn each_command_on_a_mutex_tells_its_effect() {
+fn commands_on_a_mutex_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let t = client.acquire("job a PX 60000");
@@ -50,7 +50,7 @@ fn each_command_on_a_mutex_tells_its_effect() {
 }
 
 #[test]
-fn each_command_on_a_fair_lock_tells_its_effect() {
+fn commands_on_a_fair_lock_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let t = client.acquire_fair("job a PX 60000 SESSION 10 REQ 2");
@@ -81,7 +81,7 @@ fn each_command_on_a_fair_lock_tells_its_effect() {
 }
 
 #[test]
-fn each_command_on_a_read_write_lock_tells_its_effect() {
+fn commands_on_a_read_write_lock_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let mut acquire = |command: &str| client.call(format!("RRWLOCK.ACQUIRE job {command}")).int();
@@ -136,7 +136,7 @@ fn each_command_on_a_read_write_lock_tells_its_effect() {
 }
 
 #[test]
-fn each_command_on_a_semaphore_tells_its_effect() {
+fn commands_on_a_semaphore_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     for command in ["INIT job 3", "INIT job 5", "RESIZE job 4", "RESIZE job 4"] {
@@ -171,7 +171,7 @@ fn each_command_on_a_semaphore_tells_its_effect() {
 }
 
 #[test]
-fn a_request_for_many_keys_tells_one_effect_for_each() {
+fn macquire_propagates_one_effect_per_key() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let tokens = client.call("RLOCK.MACQUIRE 2 one two a PX 60000 REQ 1");
@@ -205,7 +205,7 @@ fn a_request_for_many_keys_tells_one_effect_for_each() {
 
 /// Commands that change nothing. `free` does not exist, `a` holds `job` with request id 5, and
 /// `text` is a string.
-const NOTHING_CHANGES: &[&str] = &[
+const WITHOUT_CHANGE: &[&str] = &[
     "FAMILY.ACQUIRE job b",
     "FAMILY.ACQUIRE job b PX 1000 BLOCK 5",
     "FAMILY.ACQUIRE job b SESSION 100 REQ 1",
@@ -236,7 +236,7 @@ const NOTHING_CHANGES: &[&str] = &[
 ];
 
 #[test]
-fn a_command_that_changes_nothing_tells_nothing() {
+fn command_without_change_propagates_nothing() {
     for family in ["RLOCK", "RFAIRLOCK"] {
         let mut journal = Journal::new();
         let mut client = journal.server.client();
@@ -246,7 +246,7 @@ fn a_command_that_changes_nothing_tells_nothing() {
         client.call(format!("{family}.RENEW job a PX 1000"));
         journal.skip();
         let fair_only = ["RFAIRLOCK.CANCEL job b", "RFAIRLOCK.CANCEL free b", "RFAIRLOCK.CANCEL text b"];
-        let commands = NOTHING_CHANGES.iter().map(|command| command.replace("FAMILY", family));
+        let commands = WITHOUT_CHANGE.iter().map(|command| command.replace("FAMILY", family));
         for command in commands.chain(fair_only.map(str::to_owned)) {
             // On a fair lock even a short wait creates a place, which is an effect.
             if family == "RFAIRLOCK" && command.contains("BLOCK") {

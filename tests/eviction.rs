@@ -46,7 +46,7 @@ fn fill_up(client: &mut Client, policy: &str) {
 }
 
 #[test]
-fn volatile_policies_never_take_a_held_lock() {
+fn volatile_policies_never_evict_a_held_lock() {
     for policy in ["volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"] {
         let server = Server::start();
         let mut client = server.client();
@@ -69,7 +69,7 @@ fn warnings(server: &Server) -> usize {
 }
 
 #[test]
-fn policies_that_take_any_key_are_warned_of_when_they_take_effect() {
+fn allkeys_policies_are_warned_of_when_they_take_effect() {
     let server = Server::start();
     let mut client = server.client();
     let mut expect = |setting: &str, may_be_evicted: i64, warned: usize| {
@@ -89,7 +89,7 @@ fn policies_that_take_any_key_are_warned_of_when_they_take_effect() {
 }
 
 #[test]
-fn policies_that_take_any_key_are_warned_of_at_the_start() {
+fn allkeys_policies_are_warned_of_at_startup() {
     let server = Server::with(&["maxmemory 1gb", "maxmemory-policy allkeys-lru"]);
     assert_eq!(server.client().info_number("rlock_may_be_evicted"), 1);
     assert_eq!(warnings(&server), 1);
@@ -101,7 +101,7 @@ fn policies_that_take_any_key_are_warned_of_at_the_start() {
 }
 
 #[test]
-fn without_memory_fair_locks_can_still_end_and_go_on() {
+fn fair_locks_can_be_released_and_handed_over_without_memory() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 20000");

@@ -19,7 +19,7 @@ fn waiter(server: &Server, owner: &str) -> Client {
 }
 
 #[test]
-fn a_free_lock_without_a_queue_is_granted_however_it_is_asked_for() {
+fn free_lock_without_a_queue_is_granted_in_every_mode() {
     let server = Server::start();
     let mut client = server.client();
     let mut last = 0;
@@ -27,7 +27,7 @@ fn a_free_lock_without_a_queue_is_granted_however_it_is_asked_for() {
         let token = client.acquire_fair(&format!("job a PX 60000 {how}"));
         assert!(token > last);
         last = token;
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
         assert_eq!(client.places("job"), [""; 0], "a holder has no place");
         assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
         assert_eq!(client.call("EXISTS job"), 0);
@@ -35,7 +35,7 @@ fn a_free_lock_without_a_queue_is_granted_however_it_is_asked_for() {
 }
 
 #[test]
-fn a_plain_try_takes_no_place() {
+fn attempt_without_block_or_queue_takes_no_place() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -46,7 +46,7 @@ fn a_plain_try_takes_no_place() {
 }
 
 #[test]
-fn a_plain_try_passes_nobody_also_when_the_lock_is_free() {
+fn attempt_does_not_pass_the_queue_of_a_free_lock() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -63,7 +63,7 @@ fn a_plain_try_passes_nobody_also_when_the_lock_is_free() {
 }
 
 #[test]
-fn a_newcomer_that_queues_or_blocks_on_a_reserved_lock_stands_behind() {
+fn newcomer_waits_behind_the_owner_of_a_reserved_lock() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -79,7 +79,7 @@ fn a_newcomer_that_queues_or_blocks_on_a_reserved_lock_stands_behind() {
 }
 
 #[test]
-fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
+fn owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -102,13 +102,13 @@ fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     let mut three = waiter(&server, "b");
     client.call("RFAIRLOCK.RELEASE job a");
     let token = three.reply().int();
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
     // Superseded connections can be used again.
     assert_eq!([one.call("PING"), two.call("PING")], ["PONG", "PONG"]);
 }
 
 #[test]
-fn whoever_has_the_turn_is_granted_however_it_asks() {
+fn owner_with_the_turn_is_granted_in_every_mode() {
     let server = Server::start();
     let mut client = server.client();
     for how in ["", "BLOCK 0", "QUEUE 1", "BLOCK 1", "REQ 7"] {
@@ -122,7 +122,7 @@ fn whoever_has_the_turn_is_granted_however_it_asks() {
 }
 
 #[test]
-fn timed_a_place_lives_as_long_as_queue_last_said() {
+fn timed_place_lives_as_long_as_the_last_queue_option() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -146,7 +146,7 @@ fn timed_a_place_lives_as_long_as_queue_last_said() {
 }
 
 #[test]
-fn timed_a_block_that_ends_in_nil_gives_the_place_up_also_one_made_by_queue() {
+fn timed_block_that_times_out_gives_up_the_place() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -162,7 +162,7 @@ fn timed_a_block_that_ends_in_nil_gives_the_place_up_also_one_made_by_queue() {
 }
 
 #[test]
-fn reentry_passes_the_queue_however_it_is_asked_for() {
+fn reentry_passes_the_queue_in_every_mode() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire_fair("job a PX 60000");
@@ -181,7 +181,7 @@ fn reentry_passes_the_queue_however_it_is_asked_for() {
 }
 
 #[test]
-fn the_end_of_a_lease_serves_the_queue() {
+fn expired_lease_is_granted_to_the_queue() {
     let server = Server::start();
     let mut client = server.client();
     let mut events = Events::subscribe(&server);
@@ -196,7 +196,7 @@ fn the_end_of_a_lease_serves_the_queue() {
 }
 
 #[test]
-fn force_release_serves_the_queue() {
+fn force_release_grants_the_queue() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire_fair("job a PX 60000");
@@ -211,7 +211,7 @@ fn force_release_serves_the_queue() {
 }
 
 #[test]
-fn cancel_gives_a_place_up() {
+fn cancel_gives_up_a_place() {
     let server = Server::start();
     let mut client = server.client();
     assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 0);
@@ -239,7 +239,7 @@ fn cancel_gives_a_place_up() {
 }
 
 #[test]
-fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_lower() {
+fn waiting_request_is_superseded_by_an_equal_or_higher_id() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -256,7 +256,7 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
 
     client.call("RFAIRLOCK.RELEASE job a");
     let token = three.reply().int();
-    let holder = client.holder("job").expect("it is held");
+    let holder = client.holder("job").expect("a holder");
     assert_eq!((holder.identity(), holder.session), (("b", 1, token), 1));
     assert!(holder.lease_ms > 50_000, "the lease of the last request counts: {holder:?}");
     assert_eq!(client.acquire_fair("job b REQ 6 BLOCK 0"), token, "a repeat");
@@ -267,7 +267,7 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
 }
 
 #[test]
-fn a_numbered_poller_may_ask_for_its_grant_again() {
+fn poller_with_req_may_repeat_the_request_after_its_grant() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -310,7 +310,7 @@ fn wrong_arguments_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
+fn commands_refuse_locks_of_other_families() {
     const COMMON: [&str; 6] =
         ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "CANCEL key a", "HOLDS key a"];
     // The RLOCK versions of these accept a lock of any kind.
@@ -340,7 +340,7 @@ fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
 }
 
 #[test]
-fn a_queue_has_no_more_than_max_places() {
+fn queue_is_limited_by_max_places() {
     let server = Server::with(&["rlock.max-places 2"]);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -365,7 +365,7 @@ fn a_queue_has_no_more_than_max_places() {
 }
 
 #[test]
-fn in_transactions_and_scripts_block_is_one_try_and_queue_takes_a_place() {
+fn in_transactions_and_scripts_block_is_one_attempt_and_queue_takes_a_place() {
     let server = Server::start();
     let mut client = server.client();
     let ways: [fn(&mut Client, &str) -> Reply; 2] = [|c, command| c.transaction(command), |c, command| c.eval(command)];

@@ -40,7 +40,7 @@ fn cut(client: &mut Client, way: &str, mut waiter: Client) {
 }
 
 #[test]
-fn whoever_asks_again_within_the_grace_is_at_its_place() {
+fn owner_that_returns_within_the_grace_keeps_its_place() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     for way in CUTS {
@@ -70,7 +70,7 @@ fn whoever_asks_again_within_the_grace_is_at_its_place() {
 }
 
 #[test]
-fn timed_whoever_asks_again_after_the_grace_is_at_the_tail() {
+fn timed_owner_that_returns_after_the_grace_is_at_the_tail() {
     let server = start_with_grace_ms(200);
     let mut client = server.client();
     for way in CUTS {
@@ -92,7 +92,7 @@ fn timed_whoever_asks_again_after_the_grace_is_at_the_tail() {
 }
 
 #[test]
-fn a_place_that_was_found_again_outlives_the_grace() {
+fn reclaimed_place_survives_the_grace() {
     let server = start_with_grace_ms(1500);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -108,7 +108,7 @@ fn a_place_that_was_found_again_outlives_the_grace() {
 }
 
 #[test]
-fn timed_a_place_made_by_queue_that_lost_its_connection_is_kept_for_the_grace() {
+fn timed_disconnected_place_is_kept_for_the_grace_even_if_queue_created_it() {
     let server = start_with_grace_ms(300);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -121,10 +121,10 @@ fn timed_a_place_made_by_queue_that_lost_its_connection_is_kept_for_the_grace() 
 }
 
 #[test]
-fn timed_a_head_that_was_cut_off_has_the_turn_and_comes_or_not() {
+fn timed_disconnected_head_has_the_turn_until_its_grace_ends() {
     let server = start_with_grace_ms(500);
     let mut client = server.client();
-    for comes in [true, false] {
+    for returns in [true, false] {
         client.acquire_fair("job a PX 60000");
         let b = waiter(&server, "b");
         let mut c = waiter(&server, "c");
@@ -133,7 +133,7 @@ fn timed_a_head_that_was_cut_off_has_the_turn_and_comes_or_not() {
         eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
         client.call("RFAIRLOCK.RELEASE job a");
         assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 0);
-        if comes {
+        if returns {
             client.acquire_fair("job b PX 60000 BLOCK 0");
             client.call("RFAIRLOCK.RELEASE job b");
             c.reply().int();
@@ -146,7 +146,7 @@ fn timed_a_head_that_was_cut_off_has_the_turn_and_comes_or_not() {
 }
 
 #[test]
-fn client_unblock_timeout_gives_the_place_up() {
+fn client_unblock_timeout_gives_up_the_place() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -161,7 +161,7 @@ fn client_unblock_timeout_gives_the_place_up() {
 }
 
 #[test]
-fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
+fn waiter_killed_in_the_turn_of_its_grant_is_at_the_head_again() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     for round in 0..RACES {
@@ -183,7 +183,7 @@ fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
 }
 
 #[test]
-fn timed_the_end_of_a_session_serves_the_queue() {
+fn timed_end_of_a_session_grants_the_queue() {
     let server = Server::start();
     let (mut holder, mut client) = (server.client(), server.client());
     holder.acquire_fair("job a PX 60000 SESSION 0");
@@ -191,7 +191,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
     queue(&mut client, "c");
     drop(holder);
     let token = b.reply().int();
-    let hold = client.holder("job").expect("it is held");
+    let hold = client.holder("job").expect("a holder");
     assert_eq!((hold.identity(), hold.session), (("b", 1, token), 1));
 
     // The session is bound to the waiter's own connection, whose end is noticed as well.
@@ -200,7 +200,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
     // A poller's session is bound to the connection over which it is granted.
     let mut c = server.client();
     c.acquire_fair("job c PX 60000 SESSION 300");
-    assert_eq!(client.holder("job").expect("it is held").session, 1);
+    assert_eq!(client.holder("job").expect("a holder").session, 1);
     let watch = Stopwatch::start();
     drop(c);
     eventually(SOON, || client.call("EXISTS job") == 0);
@@ -208,7 +208,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
 }
 
 #[test]
-fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_gone() {
+fn connected_waiters_keep_their_order_after_a_removal_and_detached_places_are_lost() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     for removal in
@@ -251,7 +251,7 @@ fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_
 }
 
 #[test]
-fn another_type_under_the_name_refuses_the_waiters_and_another_fair_lock_takes_them_in() {
+fn waiters_are_refused_by_another_type_and_join_another_fair_lock() {
     let server = Server::start();
     let mut client = server.client();
     for other in ["SET job text", "RENAME mutex job"] {
@@ -283,7 +283,7 @@ fn another_type_under_the_name_refuses_the_waiters_and_another_fair_lock_takes_t
 }
 
 #[test]
-fn a_demotion_detaches_the_places_and_a_promotion_finds_them() {
+fn demotion_detaches_places_and_promotion_restores_them() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");

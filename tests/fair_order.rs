@@ -32,7 +32,7 @@ fn waiter(server: &Server, owner: &str) -> Client {
 }
 
 #[test]
-fn a_thousand_waiters_are_served_in_the_order_of_their_arrival() {
+fn one_thousand_waiters_are_served_in_order_of_arrival() {
     let server = Server::start();
     let mut client = server.client();
     let mut tokens = vec![client.acquire_fair("job first PX 60000")];
@@ -71,7 +71,7 @@ const WAYS: [Leave; 4] = [
 type Leave = fn(&mut Client, &str, Client);
 
 #[test]
-fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
+fn leaving_waiters_do_not_change_the_order_of_the_others() {
     let grace_ms = 200;
     let mut random = StdRng::seed_from_u64(seed());
     let server = start_with_grace_ms(grace_ms);
@@ -113,7 +113,7 @@ fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
 }
 
 #[test]
-fn the_dead_whose_grace_is_over_cost_nothing() {
+fn dead_waiters_after_their_grace_cause_no_delay() {
     let server = start_with_grace_ms(300);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
@@ -137,7 +137,7 @@ fn the_dead_whose_grace_is_over_cost_nothing() {
 }
 
 #[test]
-fn timed_those_who_died_together_cost_one_grace_together() {
+fn timed_waiters_that_died_together_delay_by_one_grace() {
     let grace_ms = 500;
     let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
@@ -153,7 +153,7 @@ fn timed_those_who_died_together_cost_one_grace_together() {
 }
 
 #[test]
-fn timed_each_poller_that_never_comes_costs_its_successor_the_grace() {
+fn timed_each_poller_that_never_returns_delays_by_its_grace() {
     let grace_ms = 300;
     let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
@@ -172,7 +172,7 @@ fn timed_each_poller_that_never_comes_costs_its_successor_the_grace() {
 }
 
 #[test]
-fn timed_a_poller_whose_life_ends_in_its_turn_costs_no_more_than_that() {
+fn timed_poller_whose_place_expires_in_its_turn_delays_only_until_then() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
@@ -185,7 +185,7 @@ fn timed_a_poller_whose_life_ends_in_its_turn_costs_no_more_than_that() {
 }
 
 #[test]
-fn owners_that_poll_and_owners_that_block_are_served_in_one_order() {
+fn polling_and_blocking_owners_are_served_in_one_order() {
     let mut random = StdRng::seed_from_u64(seed());
     let server = Server::start();
     let mut client = server.client();
@@ -228,7 +228,7 @@ fn owners_that_poll_and_owners_that_block_are_served_in_one_order() {
 }
 
 #[test]
-fn nobody_passes_one_whose_turn_it_is() {
+fn newcomer_does_not_pass_the_owner_whose_turn_it_is() {
     let server = Server::start();
     let mut client = server.client();
     for behind in ["RFAIRLOCK.ACQUIRE job c", "RFAIRLOCK.ACQUIRE job c QUEUE 60000"] {

@@ -122,7 +122,7 @@ impl Line {
 
 /// Builds a queue, brings it back with `bring_back`, and checks it.
 #[track_caller]
-fn assert_the_line_survives(server: Server, bring_back: impl FnOnce(Server) -> Server) {
+fn assert_queue_survives(server: Server, bring_back: impl FnOnce(Server) -> Server) {
     let mut random = StdRng::seed_from_u64(seed());
     let line = Line::form(&server, &mut random);
     let start = Instant::now();
@@ -136,15 +136,15 @@ fn kill_and_restart(mut server: Server) -> Server {
 }
 
 #[test]
-fn an_append_only_file_brings_the_queue_back_after_a_kill() {
-    assert_the_line_survives(Server::with_aof(&[GRACE_LINE]), kill_and_restart);
+fn append_only_file_restores_the_queue_after_a_kill() {
+    assert_queue_survives(Server::with_aof(&[GRACE_LINE]), kill_and_restart);
 }
 
 #[test]
-fn a_rewritten_append_only_file_brings_the_queue_back() {
+fn rewritten_append_only_file_restores_the_queue() {
     for preamble in ["yes", "no"] {
         let server = Server::with_aof(&[GRACE_LINE, &format!("aof-use-rdb-preamble {preamble}")]);
-        assert_the_line_survives(server, |server| {
+        assert_queue_survives(server, |server| {
             server.client().rewrite_append_only_file();
             kill_and_restart(server)
         });
@@ -152,18 +152,18 @@ fn a_rewritten_append_only_file_brings_the_queue_back() {
 }
 
 #[test]
-fn a_snapshot_brings_the_queue_back() {
-    assert_the_line_survives(Server::with(&[GRACE_LINE]), |server| {
+fn snapshot_restores_the_queue() {
+    assert_queue_survives(Server::with(&[GRACE_LINE]), |server| {
         assert_eq!(server.client().call("SAVE"), "OK");
         kill_and_restart(server)
     });
 }
 
 #[test]
-fn a_promoted_replica_has_the_queue() {
+fn promoted_replica_has_the_queue() {
     let primary = Server::with(&[GRACE_LINE]);
     let replica = Server::replica_of(&primary, &[GRACE_LINE]);
-    assert_the_line_survives(primary, |primary| {
+    assert_queue_survives(primary, |primary| {
         replica.catch_up_with(&primary);
         drop(primary);
         assert_eq!(replica.client().call("REPLICAOF NO ONE"), "OK");
@@ -172,11 +172,11 @@ fn a_promoted_replica_has_the_queue() {
 }
 
 #[test]
-fn a_failover_hands_the_queue_over() {
+fn failover_keeps_the_queue() {
     let primary = Server::with(&[GRACE_LINE]);
     let replica = Server::replica_of(&primary, &[GRACE_LINE]);
     let mut demoted = None;
-    assert_the_line_survives(primary, |primary| {
+    assert_queue_survives(primary, |primary| {
         assert_eq!(primary.client().call("FAILOVER"), "OK");
         eventually(SOON, || replica.client().info("role") == "master");
         demoted = Some(primary);
@@ -187,7 +187,7 @@ fn a_failover_hands_the_queue_over() {
 type Move = (&'static str, fn(&mut Client));
 
 #[test]
-fn a_value_under_another_name_has_the_queue_without_its_connections() {
+fn moved_or_copied_lock_has_the_queue_without_connections() {
     let server = Server::with(&[GRACE_LINE]);
     let moves: [Move; 5] = [
         ("RENAME", |client| assert_eq!(client.call("RENAME job away"), "OK")),
@@ -221,7 +221,7 @@ fn a_value_under_another_name_has_the_queue_without_its_connections() {
 }
 
 #[test]
-fn a_copy_leaves_the_original_and_its_connections_alone() {
+fn copy_does_not_change_the_original_or_its_connections() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -237,7 +237,7 @@ fn a_copy_leaves_the_original_and_its_connections_alone() {
 }
 
 #[test]
-fn a_reload_in_place_keeps_the_order_and_the_connections() {
+fn reload_keeps_the_order_and_the_connections() {
     let server = Server::with_aof(&[GRACE_LINE]);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -257,7 +257,7 @@ fn a_reload_in_place_keeps_the_order_and_the_connections() {
 }
 
 #[test]
-fn a_turn_that_was_running_begins_anew_after_a_restart() {
+fn running_turn_begins_again_after_a_restart() {
     let mut server = Server::with_aof(&[GRACE_LINE]);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -296,7 +296,7 @@ fn effects(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
+fn changes_of_places_are_propagated_and_denied_attempts_are_not() {
     let server = Server::with_aof(&["rlock.fair-grace-ms 100"]);
     let mut client = server.client();
     let mut call = |command: &str| client.call(format!("RFAIRLOCK.{command}"));
@@ -344,7 +344,7 @@ fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
 }
 
 #[test]
-fn a_replica_shows_the_places_and_decides_nothing() {
+fn replica_shows_the_places_and_decides_nothing() {
     let primary = Server::with(&["rlock.fair-grace-ms 1000"]);
     let replica = Server::replica_of(&primary, &["rlock.fair-grace-ms 1"]);
     let (mut on_primary, mut on_replica) = (primary.client(), replica.client());
@@ -381,7 +381,7 @@ fn a_replica_shows_the_places_and_decides_nothing() {
 /// Reconnecting this many waiters takes several turns. In between a place with GRACE 0 has no
 /// connection and could look expired.
 #[test]
-fn whoever_waits_keeps_its_place_while_very_many_are_connected_anew() {
+fn waiter_keeps_its_place_while_many_waiters_are_reattached() {
     const WAITERS: usize = 2500;
     const AT: usize = 1550;
     let server = Server::start();

@@ -13,7 +13,7 @@ fn places(client: &mut Client) -> Vec<String> {
 
 /// Rule G1.
 #[test]
-fn a_place_without_grace_ends_with_its_connection() {
+fn place_with_grace_0_ends_with_its_connection() {
     let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
     let mut client = server.client();
     client.acquire("job a PX 600000");
@@ -28,7 +28,7 @@ fn a_place_without_grace_ends_with_its_connection() {
 
 /// Rule G3.
 #[test]
-fn the_last_request_that_names_it_decides() {
+fn last_request_with_a_grace_decides() {
     let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
     let mut client = server.client();
     client.acquire("job a PX 600000");
@@ -41,7 +41,7 @@ fn the_last_request_that_names_it_decides() {
 
 /// Rule G2.
 #[test]
-fn it_bounds_the_reservation_of_a_free_lock() {
+fn grace_limits_the_reservation_of_a_free_lock() {
     let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
     let mut client = server.client();
     client.acquire("job a PX 600000");
@@ -53,7 +53,7 @@ fn it_bounds_the_reservation_of_a_free_lock() {
 
 /// Rules G1, G3.
 #[test]
-fn it_is_there_on_a_replica_and_after_a_restart_or_a_restore() {
+fn grace_survives_replication_restart_and_restore() {
     let lines = ["appendonly yes", "appendfsync always", "rlock.fair-grace-ms 600000"];
     let mut server = Server::with(&lines).speaking(FAIR);
     let replica = Server::replica_of(&server, &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
@@ -76,7 +76,7 @@ fn it_is_there_on_a_replica_and_after_a_restart_or_a_restore() {
 
 /// Rule G4.
 #[test]
-fn a_grace_without_a_place_is_an_error() {
+fn grace_without_a_place_is_refused() {
     let server = Server::start();
     let mut client = server.client();
     for (options, text) in [
@@ -135,7 +135,7 @@ fn median(mut shares: Vec<f64>) -> f64 {
 
 /// Rule G1.
 #[test]
-fn timed_a_client_that_crashes_again_and_again_costs_a_fair_queue_little() {
+fn timed_client_that_crashes_repeatedly_delays_a_fair_queue_little() {
     if waits_by_notify() {
         return;
     }

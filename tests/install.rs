@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn what_is_installed_is_for_everybody_and_loads() {
+fn installed_module_is_readable_by_all_users_and_loads() {
     let root = tempfile::tempdir().expect("a temporary folder");
     let module = module_path().display().to_string();
     for (prefix, folder) in [("/usr", "usr/lib/redis/modules"), ("/opt/redis", "opt/redis/lib/redis/modules")] {
@@ -123,7 +123,7 @@ fn need(programs: &[&str], needs: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn a_user_without_root_is_told_the_one_line_that_installs_what_is_missing() {
+fn need_prints_one_apt_get_line_for_users_without_root() {
     let (ok, said) = need(&["apt-get", "cargo"], &["build", "server"]);
     assert!(!ok);
     let lines: Vec<_> = said.lines().filter(|line| line.trim_start().starts_with("sudo apt-get install ")).collect();
@@ -137,7 +137,7 @@ fn a_user_without_root_is_told_the_one_line_that_installs_what_is_missing() {
 }
 
 #[test]
-fn who_has_no_rust_is_told_of_that_and_of_the_rest_at_once() {
+fn need_names_missing_rust_together_with_the_rest() {
     let (ok, said) = need(&["apt-get"], &["build"]);
     assert!(!ok && said.contains("rustup.rs") && said.contains(" gcc"), "{said}");
     let (ok, said) = need(&["apt-get", "cc"], &["build"]);
@@ -145,6 +145,6 @@ fn who_has_no_rust_is_told_of_that_and_of_the_rest_at_once() {
 }
 
 #[test]
-fn who_has_everything_is_told_nothing() {
+fn need_prints_nothing_if_nothing_is_missing() {
     assert_eq!(need(&["apt-get", "redis-server", "redis-cli"], &["server"]), (true, String::new()));
 }

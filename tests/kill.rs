@@ -132,7 +132,7 @@ fn assert_nothing_acknowledged_is_lost(
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_by_a_kill() {
+fn kill_loses_no_acknowledged_change() {
     for preamble in ["yes", "no"] {
         let preamble = format!("aof-use-rdb-preamble {preamble}");
         assert_nothing_acknowledged_is_lost(&[&preamble], at_length(10, 100), Duration::from_secs(3600), |_| {});
@@ -140,7 +140,7 @@ fn nothing_acknowledged_is_lost_by_a_kill() {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_by_a_kill_during_a_rewrite() {
+fn kill_during_a_rewrite_loses_no_acknowledged_change() {
     for preamble in ["yes", "no"] {
         let preamble = format!("aof-use-rdb-preamble {preamble}");
         let mut random = StdRng::seed_from_u64(seed());

@@ -29,7 +29,7 @@ fn fill(client: &mut Client, owner: &str) {
 }
 
 #[test]
-fn only_a_lock_with_many_holders_or_places_is_worth_another_thread() {
+fn only_large_locks_are_freed_on_another_thread() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT permits 1000");
@@ -49,7 +49,7 @@ fn only_a_lock_with_many_holders_or_places_is_worth_another_thread() {
 }
 
 #[test]
-fn locks_are_freed_on_another_thread_while_they_are_taken_anew() {
+fn locks_are_freed_on_another_thread_while_their_names_are_reused() {
     let lines = ["lazyfree-lazy-user-del yes", "lazyfree-lazy-user-flush yes", "lazyfree-lazy-server-del yes"];
     let primary = Server::with(&lines);
     let replica = Server::replica_of(&primary, &["replica-lazy-flush yes"]);
@@ -62,7 +62,7 @@ fn locks_are_freed_on_another_thread_while_they_are_taken_anew() {
             // In one step, so that nothing has been freed when the first lock is acquired again.
             let step = [flush, "RLOCK.ACQUIRE lock-1 new PX 600000", "RLOCK.RENEW lock-1 new", "UNLINK lock-2"];
             client.call_in_one_step(&step.map(Command::from));
-            assert_eq!(client.holder("lock-1").expect("it is held").owner, "new");
+            assert_eq!(client.holder("lock-1").expect("a holder").owner, "new");
             if flush.starts_with("SWAPDB") {
                 assert_eq!(client.info_number("rlock_held"), held + 1);
                 client.call("FLUSHALL ASYNC");

@@ -69,13 +69,13 @@ fn assert_punctual(server: &Server) {
 }
 
 #[test]
-fn timed_the_next_waiter_is_granted_when_the_lease_ends() {
+fn timed_next_waiter_is_granted_when_the_lease_expires() {
     let server = Server::start();
     assert_punctual(&server);
 }
 
 #[test]
-fn timed_the_end_of_a_lease_is_as_punctual_with_100_000_other_locks_held() {
+fn timed_leases_expire_on_time_with_100_000_other_locks_held() {
     let server = Server::start();
     let mut client = server.client();
     for first in (0..OTHER_LOCKS).step_by(1000) {
@@ -88,7 +88,7 @@ fn timed_the_end_of_a_lease_is_as_punctual_with_100_000_other_locks_held() {
 }
 
 #[test]
-fn timed_a_lapsed_lock_is_removed_without_any_command() {
+fn timed_expired_lock_is_removed_without_a_command() {
     for server in Server::for_each(TRANSIENT) {
         let mut events = Events::subscribe(&server);
         let mut client = server.client();
@@ -103,7 +103,7 @@ fn timed_a_lapsed_lock_is_removed_without_any_command() {
 }
 
 #[test]
-fn timed_a_renewed_lease_ends_at_its_new_deadline() {
+fn timed_renewed_lease_expires_at_its_new_deadline() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let watch = Stopwatch::start();
@@ -128,7 +128,7 @@ fn px_counts_milliseconds_and_ex_seconds() {
 }
 
 #[test]
-fn every_lock_has_a_lease_of_its_own() {
+fn each_lock_has_its_own_lease() {
     let server = Server::start();
     let mut client = server.client();
     // The earliest deadline is neither the first nor the last one set.
@@ -141,7 +141,7 @@ fn every_lock_has_a_lease_of_its_own() {
 }
 
 #[test]
-fn timed_a_dead_holder_in_a_row_of_dead_holders_costs_only_its_lease() {
+fn timed_each_dead_holder_delays_only_by_its_lease() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let watch = Stopwatch::start();
@@ -155,7 +155,7 @@ fn timed_a_dead_holder_in_a_row_of_dead_holders_costs_only_its_lease() {
 }
 
 #[test]
-fn timed_very_many_leases_that_end_together_are_all_over_soon() {
+fn timed_20_000_leases_that_expire_together_end_within_2_seconds() {
     const LOCKS: usize = 20_000;
     let server = Server::start();
     let mut client = server.client();

@@ -30,7 +30,7 @@ fn client_unblock_ends_a_wait_with_nil_or_an_error() {
 }
 
 #[test]
-fn a_waiter_that_left_is_passed_over() {
+fn waiter_that_left_is_skipped() {
     let server = Server::start();
     let mut client = server.client();
     for way in ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id TIMEOUT", "CLIENT UNBLOCK id ERROR"] {
@@ -45,7 +45,7 @@ fn a_waiter_that_left_is_passed_over() {
         eventually(SOON, || client.waiting_owners("job") == ["c"]);
         client.call("RLOCK.RELEASE job a");
         let token = next.reply().int();
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("c", 1, token), "{way}");
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("c", 1, token), "{way}");
         client.call("RLOCK.RELEASE job c");
         assert_eq!(client.call("EXISTS job"), 0, "{way}");
     }
@@ -57,10 +57,7 @@ fn a_waiter_that_left_is_passed_over() {
 /// `leave` gets the leaving waiter and sends the release. The server may or may not serve that
 /// waiter first, but the waiter must not stay the holder.
 #[track_caller]
-fn assert_nothing_is_left_to_a_leaver(
-    wait: impl Fn(&Server, &str) -> Client,
-    leave: impl Fn(&Server, &mut Client, Client),
-) {
+fn assert_leaver_keeps_nothing(wait: impl Fn(&Server, &str) -> Client, leave: impl Fn(&Server, &mut Client, Client)) {
     let server = Server::start();
     let mut client = server.client();
     for round in 0..RACES {
@@ -70,7 +67,7 @@ fn assert_nothing_is_left_to_a_leaver(
         leave(&server, &mut client, leaver);
         if let Some(mut next) = next {
             let token = next.reply().int();
-            let holder = client.holder("job").expect("it is held");
+            let holder = client.holder("job").expect("a holder");
             assert_eq!(holder.identity(), ("c", 1, token), "round {round}");
             assert_eq!(client.call("RLOCK.RELEASE job c"), 0);
         }
@@ -81,8 +78,8 @@ fn assert_nothing_is_left_to_a_leaver(
 }
 
 #[test]
-fn a_waiter_killed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_killed_in_the_turn_of_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |_, client, leaver| {
             let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
@@ -93,8 +90,8 @@ fn a_waiter_killed_in_the_tick_of_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_killed_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_killed_before_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |_, client, leaver| {
             let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
@@ -105,8 +102,8 @@ fn a_waiter_killed_just_before_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_unblocked_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_unblocked_before_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.blocked_waiter(command),
         |_, client, mut leaver| {
             let unblock = format!("CLIENT UNBLOCK {}", leaver.id()).into();
@@ -118,8 +115,8 @@ fn a_waiter_unblocked_just_before_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_whose_socket_closed_before_the_release_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_whose_socket_closed_before_the_release_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |_, client, leaver| {
             drop(leaver);
@@ -129,8 +126,8 @@ fn a_waiter_whose_socket_closed_before_the_release_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_whose_socket_closed_in_the_turn_of_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |server, client, leaver| {
             server.while_stopped(|| {
@@ -140,7 +137,7 @@ fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
             assert_eq!(client.reply(), 0);
         },
     );
-    assert_nothing_is_left_to_a_leaver(
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |server, client, leaver| {
             server.while_stopped(|| {
@@ -153,7 +150,7 @@ fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
+fn waiter_unblocked_in_the_turn_of_its_grant_gets_one_true_reply() {
     let server = Server::start();
     let mut client = server.client();
     for way in ["TIMEOUT", "ERROR"].into_iter().cycle().take(RACES) {
@@ -164,7 +161,7 @@ fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
         match waiter.reply() {
             Reply::Nil | Reply::Error(_) => eventually(SOON, || client.call("EXISTS job") == 0),
             token => {
-                let holder = client.holder("job").expect("it is held");
+                let holder = client.holder("job").expect("a holder");
                 assert_eq!(holder.identity(), ("b", 1, token.int()));
                 assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
             }
@@ -175,7 +172,7 @@ fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
 
 /// The server sends the token, and closes the connection before the end of its turn.
 #[test]
-fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
+fn confirmed_grant_stays_when_its_connection_quits() {
     let server = Server::start();
     let mut client = server.client();
     for _ in 0..RACES / 10 {
@@ -187,11 +184,14 @@ fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
         assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
         let token = quits.reply().int();
         assert_eq!(quits.reply(), "OK");
-        assert_eq!(quits.reply_within(SOON).expect_err("the connection is still open").kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(
+            quits.reply_within(SOON).expect_err("the connection is still open").kind(),
+            ErrorKind::UnexpectedEof
+        );
         // The expiry of a later lease shows that the timer has run.
         client.acquire("marker c PX 20");
         eventually(SOON, || client.call("EXISTS marker") == 0);
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
         next.assert_waits();
         assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
         next.reply().int();
@@ -202,7 +202,7 @@ fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
 /// The server writes nothing to a connection that it is about to close, so no reply is left to
 /// send.
 #[test]
-fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
+fn waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
     let server = Server::start();
     let mut client = server.client();
     for delete_first in [false, true].into_iter().cycle().take(RACES / 10) {
@@ -217,7 +217,10 @@ fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
             step.reverse();
         }
         client.call_in_one_step(&step);
-        assert_eq!(guest.reply_within(SOON).expect_err("the connection is still open").kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(
+            guest.reply_within(SOON).expect_err("the connection is still open").kind(),
+            ErrorKind::UnexpectedEof
+        );
         eventually(SOON, || client.call("EXISTS job") == 0);
     }
 }
@@ -225,13 +228,11 @@ fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
 /// Valkey delays the next holder's reply until the command that hands over has ended. Here that is
 /// after the server has announced that it will sleep.
 #[test]
-fn a_grant_that_was_kept_back_when_its_connection_closed_is_taken_back() {
+fn delayed_grant_is_undone_when_its_connection_closes() {
     let server = Server::start();
     let mut client = server.client();
     if version_of(&mut client).1.starts_with(&[7, 2]) {
-        return skipped_here(
-            "the server sends pending replies before it checks for closed connections",
-        );
+        return skipped_here("the server sends pending replies before it checks for closed connections");
     }
     client.acquire("job a PX 60000");
     let mut first = server.client();
@@ -250,7 +251,7 @@ fn a_grant_that_was_kept_back_when_its_connection_closed_is_taken_back() {
 /// The effects of a script are propagated when it ends. During a long script the server already
 /// sends replies, but no client may rely on the grant yet.
 #[test]
-fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
+fn grant_by_a_script_is_sent_after_the_script_ends() {
     const SCRIPT: &str = "redis.call('RLOCK.RELEASE', KEYS[1], 'a')
         local function now() local time = redis.call('TIME'); return time[1] * 1000 + time[2] / 1000 end
         local began = now()
@@ -268,7 +269,7 @@ fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
 }
 
 #[test]
-fn a_grant_that_its_owner_has_touched_survives_the_connection() {
+fn grant_used_by_its_owner_survives_the_connection() {
     let server = Server::start();
     let mut client = server.client();
     // The owner uses the hold over another connection, in the same turn in which the first one is
@@ -288,7 +289,7 @@ fn a_grant_that_its_owner_has_touched_survives_the_connection() {
 }
 
 #[test]
-fn a_request_repeated_after_its_connection_died_in_the_tick_of_the_grant_holds_once() {
+fn request_repeated_after_its_connection_was_killed_holds_once() {
     let server = Server::start();
     let mut client = server.client();
     for _ in 0..RACES {
@@ -299,14 +300,14 @@ fn a_request_repeated_after_its_connection_died_in_the_tick_of_the_grant_holds_o
         let token = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill, repeat])[2].int();
         client.acquire("marker c PX 5");
         eventually(SOON, || client.call("EXISTS marker") == 0);
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!(holder.identity(), ("b", 1, token));
         assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
     }
 }
 
 #[test]
-fn a_killed_waiter_does_not_take_the_server_along() {
+fn killed_waiter_does_not_crash_the_server() {
     let mut server = Server::with_aof(&["appendfsync no"]);
     let mut client = server.client();
     client.acquire("job a PX 60000");
@@ -332,7 +333,7 @@ fn a_killed_waiter_does_not_take_the_server_along() {
 }
 
 #[test]
-fn a_grant_that_is_not_looked_at_again_costs_no_memory() {
+fn unused_grant_uses_no_memory() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::{Client, Scope, Server, Writers, at_length, eventually, picture, propagated, seed};
+use crate::support::{Client, Scope, Server, Writers, at_length, describe_locks, eventually, propagated, seed};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -59,11 +59,11 @@ fn run(rounds: usize, mut round: impl FnMut(&mut StdRng) -> Differences) {
 
 /// Starts writers, waits until the server no longer propagates their changes, and lets them
 /// continue.
-fn writers_unheard(server: &Server, ports: &[u16], scope: Scope, random: &mut StdRng) -> Writers {
+fn writers_without_listener(server: &Server, ports: &[u16], scope: Scope, random: &mut StdRng) -> Writers {
     let writers = Writers::start(ports, scope, random.random());
     let mut observer = server.client();
     eventually(SOON, || observer.info("rlock_propagating") == "0");
-    writers.go_on_for(MANY);
+    writers.wait_for(MANY);
     assert_eq!(observer.info("rlock_propagating"), "0");
     writers
 }
@@ -73,7 +73,7 @@ fn compare(original: impl Fn() -> Vec<String>, copy: &Server) -> Differences {
     let patience = if is_mutant() { Duration::from_secs(1) } else { SOON };
     let start = Instant::now();
     loop {
-        let (wanted, found) = (original(), picture(copy, DATABASES, KEYS));
+        let (wanted, found) = (original(), describe_locks(copy, DATABASES, KEYS));
         let pairs = wanted.into_iter().zip(found).filter(|(wanted, found)| wanted != found);
         let mut differences: Vec<_> = pairs.map(|(wanted, found)| format!("{wanted}\n  but {found}")).collect();
         // The last short leases may expire during the comparison.
@@ -99,18 +99,18 @@ fn configure(client: &mut Client, pairs: &[(&str, &str)]) {
 }
 
 /// The setting with which this server sends snapshots over a separate connection, if it has one.
-fn channel_of_its_own(client: &mut Client) -> Option<&'static str> {
+fn snapshot_channel_setting(client: &mut Client) -> Option<&'static str> {
     let names = ["repl-rdb-channel", "dual-channel-replication-enabled"];
     names.into_iter().find(|name| !client.call(format!("CONFIG GET {name}")).pairs().is_empty())
 }
 
 #[test]
-fn replicas_have_what_was_done_since_they_were_attached() {
+fn replica_attached_during_writes_has_all_changes() {
     let primary = Server::with(&LINES);
     let mut observer = primary.client();
-    let channel = channel_of_its_own(&mut observer);
+    let channel = snapshot_channel_setting(&mut observer);
     run(at_length(3, 25), |random| {
-        let writers = writers_unheard(&primary, &[primary.port()], EVERYTHING, random);
+        let writers = writers_without_listener(&primary, &[primary.port()], EVERYTHING, random);
         let yes_or_no = |random: &mut StdRng| *["yes", "no"].choose(random).expect("not empty");
         let mut lines = vec![format!(
             "repl-diskless-load {}",
@@ -126,7 +126,7 @@ fn replicas_have_what_was_done_since_they_were_attached() {
         eprintln!("{lines:?}");
         let lines: Vec<_> = lines.iter().map(String::as_str).chain(LINES).collect();
         let replica = Server::replica_of(&primary, &lines);
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         // This replica uses no separate channel: Valkey 8.0.1 to 9.1.2 would tell a replica of a
         // replica the wrong database.
         let second_hand = random.random_ratio(1, 3).then(|| Server::replica_of(&replica, &LINES));
@@ -134,41 +134,41 @@ fn replicas_have_what_was_done_since_they_were_attached() {
         if random.random_ratio(1, 3) {
             assert_eq!(observer.call("CLIENT KILL TYPE replica"), 1);
         }
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         let mut differences = Differences::new();
         for copy in [Some(&replica), second_hand.as_ref()].into_iter().flatten() {
             copy.catch_up_with(&primary);
-            differences.extend(compare(|| picture(&primary, DATABASES, KEYS), copy));
+            differences.extend(compare(|| describe_locks(&primary, DATABASES, KEYS), copy));
         }
         differences
     });
 }
 
 #[test]
-fn an_append_only_file_has_what_was_done_since_it_was_switched_on() {
+fn append_only_file_enabled_during_writes_has_all_changes() {
     let mut server = Server::with(&LINES);
     run(at_length(3, 25), |random| {
-        let writers = writers_unheard(&server, &[server.port()], LASTING, random);
+        let writers = writers_without_listener(&server, &[server.port()], LASTING, random);
         let mut observer = server.client();
         configure(&mut observer, &[("aof-use-rdb-preamble", if random.random() { "yes" } else { "no" })]);
         // The server postpones a rewrite while another child runs.
-        let is_put_off = random.random();
-        if is_put_off {
+        let is_postponed = random.random();
+        if is_postponed {
             configure(&mut observer, &[("rdb-key-save-delay", "10000")]);
             observer.call("BGSAVE").text();
         }
         configure(&mut observer, &[("appendonly", "yes")]);
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         configure(&mut observer, &[("rdb-key-save-delay", "0")]);
-        if is_put_off {
+        if is_postponed {
             // The running child does not see the new setting.
             eventually(SOON, || observer.info("rdb_bgsave_in_progress") == "0");
         }
         eventually(SOON, || {
             observer.info("aof_rewrite_scheduled") == "0" && observer.info("aof_rewrite_in_progress") == "0"
         });
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         let before = at_rest(&server);
         let mut differences: Vec<_> = propagated(&server)
@@ -188,11 +188,11 @@ fn an_append_only_file_has_what_was_done_since_it_was_switched_on() {
 
 /// The state of a server after all writes, once the last short leases and waits have ended.
 fn at_rest(server: &Server) -> Vec<String> {
-    let mut last = picture(server, DATABASES, KEYS);
+    let mut last = describe_locks(server, DATABASES, KEYS);
     loop {
         // Longer than the short leases and waits last.
         std::thread::sleep(Duration::from_millis(150));
-        let now = picture(server, DATABASES, KEYS);
+        let now = describe_locks(server, DATABASES, KEYS);
         if now == last {
             return now;
         }
@@ -201,23 +201,23 @@ fn at_rest(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_server_that_was_alone_loses_nothing_when_it_changes_places_with_its_first_replica() {
+fn lone_server_loses_nothing_when_it_swaps_roles_with_its_first_replica() {
     let servers = [Server::with(&LINES), Server::with(&LINES)];
     let ports = servers.each_ref().map(Server::port);
     let mut first = 0;
     run(at_length(2, 15), |random| {
         let (alone, other) = (&servers[first], &servers[1 - first]);
-        let writers = writers_unheard(alone, &ports[first..=first], LASTING, random);
+        let writers = writers_without_listener(alone, &ports[first..=first], LASTING, random);
         let mut on_other = other.client();
         on_other.call(format!("REPLICAOF 127.0.0.1 {}", alone.port()));
         other.catch_up_with(alone);
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         other.catch_up_with(alone);
-        let mut differences = compare(|| picture(alone, DATABASES, KEYS), other);
+        let mut differences = compare(|| describe_locks(alone, DATABASES, KEYS), other);
 
         let writers = Writers::start(&ports, LASTING, random.random());
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         let mut on_alone = alone.client();
         if random.random() {
             let replies = [on_alone.call(format!("FAILOVER TO 127.0.0.1 {} TIMEOUT 10000", other.port()))];
@@ -229,10 +229,10 @@ fn a_server_that_was_alone_loses_nothing_when_it_changes_places_with_its_first_r
         }
         eventually(SOON, || on_other.info("role") == "master" && on_alone.info("role") == "slave");
         alone.catch_up_with(other);
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         alone.catch_up_with(other);
-        differences.extend(compare(|| picture(other, DATABASES, KEYS), alone));
+        differences.extend(compare(|| describe_locks(other, DATABASES, KEYS), alone));
         on_alone.call("REPLICAOF NO ONE");
         first = 1 - first;
         differences

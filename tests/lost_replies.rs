@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Starts a proxy for a server. On every other connection the server executes the second command,
 /// but its reply is lost with the connection. The first command is the CLIENT ID of
 /// [`Client::connect`]. The proxy lives as long as the test program.
-fn lose_answers_of(server_port: u16) -> u16 {
+fn lose_replies_of(server_port: u16) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
     thread::spawn(move || {
@@ -45,7 +45,7 @@ fn pass_on(mut client: TcpStream, mut server: TcpStream, answers: usize) {
 }
 
 /// Behaves like a library: sends the command again over a new connection, until it gets a reply.
-fn answer_to_a_library(port: u16, server: &Server, command: &str) -> Reply {
+fn call_like_a_library(port: u16, server: &Server, command: &str) -> Reply {
     let try_once = || {
         let mut connection = Client::connect(port).ok()?;
         connection.speak(server.family());
@@ -56,16 +56,16 @@ fn answer_to_a_library(port: u16, server: &Server, command: &str) -> Reply {
 }
 
 #[test]
-fn a_library_that_repeats_what_was_not_answered_leaves_one_hold_that_one_release_frees() {
+fn repeating_library_leaves_one_hold_that_one_release_frees() {
     for server in Server::for_each(ALL) {
-        let port = lose_answers_of(server.port());
+        let port = lose_replies_of(server.port());
         let mut client = server.client();
         for round in 0..ROUNDS {
             let owner = format!("acquisition-{round}");
-            let token = answer_to_a_library(port, &server, &format!("LOCK.ACQUIRE job {owner} PX 60000 ONCE")).int();
-            assert_eq!(client.holder("job").expect("it is held").identity(), (owner.as_str(), 1, token));
+            let token = call_like_a_library(port, &server, &format!("LOCK.ACQUIRE job {owner} PX 60000 ONCE")).int();
+            assert_eq!(client.holder("job").expect("a holder").identity(), (owner.as_str(), 1, token));
             // RELEASE may be repeated as well, and then finds that the first one was executed.
-            let released = answer_to_a_library(port, &server, &format!("LOCK.RELEASE job {owner} TOKEN {token}"));
+            let released = call_like_a_library(port, &server, &format!("LOCK.RELEASE job {owner} TOKEN {token}"));
             released.expect_error("NOTOWNER");
             assert!(client.is_free("job"));
         }
@@ -73,11 +73,11 @@ fn a_library_that_repeats_what_was_not_answered_leaves_one_hold_that_one_release
 }
 
 #[test]
-fn the_same_without_once_is_a_second_hold() {
+fn repeating_without_once_makes_a_second_hold() {
     for server in Server::for_each(ALL) {
-        let port = lose_answers_of(server.port());
+        let port = lose_replies_of(server.port());
         let mut client = server.client();
-        answer_to_a_library(port, &server, "LOCK.ACQUIRE job acquisition PX 60000").int();
+        call_like_a_library(port, &server, "LOCK.ACQUIRE job acquisition PX 60000").int();
         assert_eq!(client.call("LOCK.HOLDS job acquisition"), 2);
     }
 }

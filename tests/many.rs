@@ -26,12 +26,12 @@ fn owners(client: &mut Client, keys: &str) -> Vec<String> {
 }
 
 #[test]
-fn all_keys_are_granted_or_none() {
+fn macquire_grants_all_keys_or_none() {
     let server = Server::start();
     let mut client = server.client();
     let tokens = acquire(&mut client, "3 x y z a");
     assert!(tokens.is_sorted_by(|one, next| one < next), "one token for each key, in key order: {tokens:?}");
-    assert_eq!(client.holder("y").expect("it is held").identity(), ("a", 1, tokens[1]));
+    assert_eq!(client.holder("y").expect("a holder").identity(), ("a", 1, tokens[1]));
     assert_eq!(client.call("RLOCK.MACQUIRE 2 w x b"), Reply::Nil);
     assert_eq!(owners(&mut client, "w x y z"), ["-", "a", "a", "a"]);
     // These locks can be released one by one or together.
@@ -44,7 +44,7 @@ fn all_keys_are_granted_or_none() {
 /// to the timer and stays in its own database. In a transaction Valkey 9.1 reports the
 /// transaction's database, whichever one the module has selected.
 #[test]
-fn who_meets_a_request_of_another_database_stays_in_its_own() {
+fn command_stays_in_its_database_when_it_meets_a_request_of_another() {
     const SETS: usize = 20;
     const KEYS: usize = 128;
     let server = Server::start();
@@ -76,7 +76,7 @@ fn who_meets_a_request_of_another_database_stays_in_its_own() {
 }
 
 #[test]
-fn what_the_owner_holds_already_counts_once_more() {
+fn macquire_reenters_keys_that_the_owner_holds() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire("x a PX 60000");
@@ -87,7 +87,7 @@ fn what_the_owner_holds_already_counts_once_more() {
 }
 
 #[test]
-fn release_and_renew_of_many_are_all_or_nothing_and_name_the_first_key_that_is_not_held() {
+fn mrelease_and_mrenew_are_all_or_nothing_and_name_the_first_missing_key() {
     let server = Server::start();
     let mut client = server.client();
     acquire(&mut client, "2 x y a PX 20000");
@@ -105,7 +105,7 @@ fn release_and_renew_of_many_are_all_or_nothing_and_name_the_first_key_that_is_n
 }
 
 #[test]
-fn one_key_is_answered_as_many_are() {
+fn one_key_is_replied_to_like_many() {
     let server = Server::start();
     let mut client = server.client();
     assert_eq!(acquire(&mut client, "1 x a").len(), 1);
@@ -114,7 +114,7 @@ fn one_key_is_answered_as_many_are() {
 }
 
 #[test]
-fn a_waiter_is_granted_by_whatever_frees_the_last_of_its_keys() {
+fn waiter_is_granted_whatever_frees_its_last_key() {
     type Way = (&'static str, fn(&Server, &mut Client));
     let ways: [Way; 8] = [
         ("the end of a lease", |_, _| {}),
@@ -149,7 +149,7 @@ fn a_waiter_is_granted_by_whatever_frees_the_last_of_its_keys() {
 }
 
 #[test]
-fn nobody_passes_a_waiter_on_a_key_that_is_free() {
+fn waiter_is_not_passed_on_a_free_key() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -165,7 +165,7 @@ fn nobody_passes_a_waiter_on_a_key_that_is_free() {
 }
 
 #[test]
-fn a_waiter_that_leaves_lets_those_behind_it_go_on_everywhere() {
+fn leaving_waiter_unblocks_the_queues_of_all_its_keys() {
     type Leaving = fn(&mut Client, Client);
     let ways: [(&str, Leaving); 3] = [
         ("timeout", |_, mut waiter| assert_eq!(waiter.reply(), Reply::Nil)),
@@ -192,7 +192,7 @@ fn a_waiter_that_leaves_lets_those_behind_it_go_on_everywhere() {
 }
 
 #[test]
-fn sets_in_opposite_order_do_not_wait_for_each_other() {
+fn requests_in_opposite_key_order_do_not_deadlock() {
     let server = Server::start();
     let mut client = server.client();
     acquire(&mut client, "2 x y a PX 60000");
@@ -207,7 +207,7 @@ fn sets_in_opposite_order_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_waiter_that_dies_in_the_tick_of_its_grant_keeps_no_key() {
+fn macquire_waiter_killed_in_the_turn_of_its_grant_keeps_no_key() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -218,7 +218,7 @@ fn a_waiter_that_dies_in_the_tick_of_its_grant_keeps_no_key() {
 }
 
 #[test]
-fn a_command_of_the_owner_on_one_key_confirms_the_grant_of_all() {
+fn command_on_one_key_confirms_the_grant_of_all_keys() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -231,7 +231,7 @@ fn a_command_of_the_owner_on_one_key_confirms_the_grant_of_all() {
 }
 
 #[test]
-fn keys_are_given_once_and_their_number_has_bounds() {
+fn repeated_keys_and_wrong_numbers_of_keys_are_refused() {
     let server = Server::start();
     let mut client = server.client();
     let many = |count: usize| (0..count).map(|number| format!("k{number} ")).collect::<String>();
@@ -259,7 +259,7 @@ fn keys_are_given_once_and_their_number_has_bounds() {
 }
 
 #[test]
-fn block_in_transactions_and_scripts_is_one_try() {
+fn block_in_transactions_and_scripts_is_one_attempt() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -274,7 +274,7 @@ fn block_in_transactions_and_scripts_is_one_try() {
 }
 
 #[test]
-fn one_request_for_many_keys_sent_twice_counts_once() {
+fn repeated_macquire_counts_once() {
     let server = Server::start();
     let mut client = server.client();
     let tokens = acquire(&mut client, "2 x y a PX 60000 REQ 1");
@@ -301,7 +301,7 @@ fn one_request_for_many_keys_sent_twice_counts_once() {
 }
 
 #[test]
-fn a_request_that_still_waits_is_taken_over_only_by_the_same_keys() {
+fn waiting_macquire_is_superseded_only_with_the_same_keys() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -322,17 +322,17 @@ fn a_request_that_still_waits_is_taken_over_only_by_the_same_keys() {
 }
 
 #[test]
-fn a_session_binds_every_key() {
+fn session_binds_every_key() {
     let server = Server::start();
     let (mut bound, mut client) = (server.client(), server.client());
     acquire(&mut bound, "3 x y z a PX 60000 SESSION 0");
-    assert_eq!(client.holder("z").expect("it is held").session, 1);
+    assert_eq!(client.holder("z").expect("a holder").session, 1);
     drop(bound);
     eventually(SOON, || client.call("DBSIZE") == 0);
 }
 
 #[test]
-fn a_waiter_for_many_keys_is_one_waiter() {
+fn macquire_waiter_counts_once() {
     let server = Server::start();
     let mut client = server.client();
     client.call("CONFIG SET rlock.max-waiters 1");
@@ -343,7 +343,7 @@ fn a_waiter_for_many_keys_is_one_waiter() {
 }
 
 #[test]
-fn a_key_of_another_kind_refuses_all() {
+fn key_of_another_kind_refuses_the_whole_request() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT semaphore 1");
@@ -366,7 +366,7 @@ fn a_key_of_another_kind_refuses_all() {
 }
 
 #[test]
-fn a_waiter_for_many_keys_hears_at_once_of_another_value_under_the_free_one() {
+fn macquire_waiter_is_refused_when_a_free_key_gets_another_type() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("held a PX 600000");
@@ -380,7 +380,7 @@ fn a_waiter_for_many_keys_hears_at_once_of_another_value_under_the_free_one() {
 }
 
 #[test]
-fn every_key_needs_the_users_permission() {
+fn macquire_needs_permission_for_every_key() {
     let server = Server::start();
     let mut admin = server.client();
     admin.call("ACL SETUSER worker on >secret ~a:* +@all");
@@ -395,7 +395,7 @@ fn every_key_needs_the_users_permission() {
 }
 
 #[test]
-fn a_grant_of_many_keys_is_one_step_in_the_file_and_on_a_replica() {
+fn macquire_is_one_step_in_the_append_only_file_and_on_a_replica() {
     let mut server = Server::with_aof(&[]);
     let replica = Server::replica_of(&server, &[]);
     let mut client = server.client();
@@ -418,7 +418,7 @@ fn a_grant_of_many_keys_is_one_step_in_the_file_and_on_a_replica() {
 }
 
 #[test]
-fn a_pause_in_between_delays_all_keys() {
+fn pause_delays_all_keys_of_a_request() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     client.acquire("x a PX 500");
@@ -430,7 +430,7 @@ fn a_pause_in_between_delays_all_keys() {
 }
 
 #[test]
-fn what_is_left_of_each_key_is_settled_before_a_request_is_looked_at() {
+fn macquire_removes_expired_holds_first() {
     let server = Server::start();
     let mut client = server.client();
     // The server sleeps within the step, so the timer cannot have removed the expired holds.

@@ -153,11 +153,11 @@ fn assert_storms(careless: bool) {
 }
 
 #[test]
-fn a_storm_of_random_sets_ends_in_no_deadlock_and_starves_nobody() {
+fn random_sets_neither_deadlock_nor_starve() {
     assert_storms(false);
 }
 
 #[test]
-fn sets_are_granted_whole_while_leases_end_and_keys_are_deleted() {
+fn sets_are_granted_whole_while_leases_expire_and_keys_are_deleted() {
     assert_storms(true);
 }

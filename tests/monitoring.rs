@@ -20,7 +20,7 @@ fn counted(client: &mut Client, kind: &str, name: &str) -> i64 {
 }
 
 #[test]
-fn what_happens_is_counted_for_each_kind_and_for_all() {
+fn counters_exist_for_each_kind_and_in_total() {
     for server in Server::for_each(EXCLUSIVE) {
         let kind = server.family().kind;
         let mut client = server.client();
@@ -31,10 +31,10 @@ fn what_happens_is_counted_for_each_kind_and_for_all() {
         for _ in 0..2 {
             client.call("LOCK.ACQUIRE text b").expect_error("WRONGTYPE");
         }
-        let mut heir = server.waiter("LOCK.ACQUIRE job b PX 600000 BLOCK 0");
+        let mut next = server.waiter("LOCK.ACQUIRE job b PX 600000 BLOCK 0");
         assert_eq!(counted(&mut client, kind, "waiting"), 1);
         client.call("LOCK.RELEASE job a");
-        heir.reply().int();
+        next.reply().int();
         drop(server.waiter("LOCK.ACQUIRE job c BLOCK 0"));
         eventually(SOON, || client.info_number("rlock_waiting") == 0);
         if kind == "fair" {
@@ -63,7 +63,7 @@ fn what_happens_is_counted_for_each_kind_and_for_all() {
 }
 
 #[test]
-fn deadlocks_and_waiters_that_are_refused_are_counted() {
+fn deadlocks_and_refused_waiters_are_counted() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("one a PX 600000");
@@ -77,7 +77,7 @@ fn deadlocks_and_waiters_that_are_refused_are_counted() {
 }
 
 #[test]
-fn a_grant_that_is_taken_back_is_counted() {
+fn undone_grants_are_counted() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 600000");
@@ -89,7 +89,7 @@ fn a_grant_that_is_taken_back_is_counted() {
 }
 
 #[test]
-fn timed_waits_are_shown_while_they_last_and_when_they_are_over() {
+fn timed_current_and_ended_waits_are_shown() {
     let server = Server::start();
     let mut client = server.client();
     let fields = ["rlock_oldest_wait_ms", "rlock_longest_hold_ms", "rlock_wait_p50_us", "rlock_wait_max_us"];
@@ -142,7 +142,7 @@ fn crowd(server: &Server, db: u32, key: &str, waiters: usize) -> Vec<Client> {
 
 /// Rule I3.
 #[test]
-fn the_most_contended_locks_come_first() {
+fn top_lists_the_most_contended_locks_first() {
     let server = Server::start();
     let mut client = server.client();
     assert!(client.call("RLOCK.TOP").array().is_empty());
@@ -170,7 +170,7 @@ fn the_most_contended_locks_come_first() {
 }
 
 #[test]
-fn what_a_user_may_not_read_is_left_out_of_the_most_contended() {
+fn top_leaves_out_keys_that_the_user_cannot_read() {
     let server = Server::start();
     let mut client = server.client();
     let _crowds = ["secret", "shared"].map(|key| crowd(&server, 0, key, 2));
@@ -186,7 +186,7 @@ fn what_a_user_may_not_read_is_left_out_of_the_most_contended() {
 }
 
 #[test]
-fn a_thousand_of_very_many_holders_are_shown_and_all_are_counted() {
+fn info_shows_1000_holders_and_counts_all() {
     let server = Server::start();
     let mut client = server.client();
     let acquire = |number| Command::from(format!("RRWLOCK.ACQUIRE job reader-{number} READ PX 600000"));
@@ -204,14 +204,14 @@ fn a_thousand_of_very_many_holders_are_shown_and_all_are_counted() {
         assert_eq!(owners, [format!("reader-{number}")]);
         assert_eq!(info.field("holders-count"), 3000);
     }
-    assert!(client.call("RLOCK.INFO job OWNER nobody").field("holders").array().is_empty());
+    assert!(client.call("RLOCK.INFO job OWNER none").field("holders").array().is_empty());
     for wrong in ["RLOCK.INFO job OWNER", "RLOCK.INFO job all", "RLOCK.INFO job OWNER a b"] {
         client.call(wrong).expect_error("ERR");
     }
 }
 
 #[test]
-fn every_field_is_in_the_table_and_no_other() {
+fn info_fields_are_exactly_those_in_the_table() {
     let server = Server::start();
     let info = server.client().call("INFO rlock").text();
     let fields = info.lines().filter_map(|line| line.split_once(':')).map(|(field, _)| field.to_owned());
@@ -235,7 +235,7 @@ fn fields_in(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_dashboard_shows_every_field_and_the_alerts_know_no_other() {
+fn dashboard_shows_every_field_and_alerts_use_only_existing_fields() {
     let server = Server::start();
     // packaging/monitoring/prometheus.yml turns the kind into a label.
     let kinds = KINDS.map(|kind| (format!("rlock_{kind}_"), "rlock_kind_"));

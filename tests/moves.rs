@@ -79,7 +79,7 @@ impl Scene {
 
     /// Runs the commands, and returns a client that sees the lock at its new location.
     #[track_caller]
-    fn go(&self, way: &Way) -> Client {
+    fn execute(&self, way: &Way) -> Client {
         // On failure the last line names the way that failed.
         eprintln!("{}", way.name);
         let mut client = self.here.client();
@@ -122,16 +122,16 @@ impl Scene {
 }
 
 #[test]
-fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
+fn moved_lock_is_the_same_and_waiters_stay_with_the_old_key() {
     let scene = Scene::new();
     for way in ways() {
         let mut client = scene.here.client();
         let token = client.acquire("job a PX 60000 REQ 1");
         client.acquire("job a PX 60000 REQ 2");
         let mut b = scene.here.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        let mut there = scene.go(way);
+        let mut there = scene.execute(way);
         let key = way.to.key;
-        assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 2, token));
+        assert_eq!(there.holder(key).expect("a holder").identity(), ("a", 2, token));
         assert_eq!(there.acquire(&format!("{key} a REQ 2")), token, "the last request is known");
         there.call(format!("RLOCK.ACQUIRE {key} a REQ 1")).expect_error("STALE");
         let left = there.call(format!("RLOCK.PTTL {key}")).int();
@@ -144,18 +144,18 @@ fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
         }
         let granted = b.reply().int();
         assert!(granted > token);
-        assert_eq!(there.holder(key).expect("it is held").owner, "a", "b was granted another lock");
+        assert_eq!(there.holder(key).expect("a holder").owner, "a", "b was granted another lock");
         scene.check_copies_and_clean_up();
     }
 }
 
 #[test]
-fn timed_a_lease_ends_elsewhere_when_it_would_have_ended_here() {
+fn timed_moved_lease_expires_at_its_old_deadline() {
     let scene = Scene::new();
     for way in ways() {
         let watch = Stopwatch::start();
         let token = scene.here.client().acquire("job a PX 500");
-        let mut there = scene.go(way);
+        let mut there = scene.execute(way);
         // No command reads the key: the new location expires the lease by itself.
         eventually(SOON, || there.call(format!("EXISTS {}", way.to.key)) == 0);
         watch.assert_took_ms(499..1500, "the lease");
@@ -165,7 +165,7 @@ fn timed_a_lease_ends_elsewhere_when_it_would_have_ended_here() {
 }
 
 #[test]
-fn a_queue_keeps_its_order_elsewhere() {
+fn moved_queue_keeps_its_order() {
     let scene = Scene::new();
     for way in ways() {
         let mut client = scene.here.client();
@@ -174,9 +174,9 @@ fn a_queue_keeps_its_order_elsewhere() {
             client.call(format!("RFAIRLOCK.ACQUIRE job {owner} QUEUE 60000"));
         }
         let d = scene.here.waiter("RFAIRLOCK.ACQUIRE job d PX 60000 BLOCK 0");
-        let mut there = scene.go(way);
+        let mut there = scene.execute(way);
         let key = way.to.key;
-        assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(there.holder(key).expect("a holder").identity(), ("a", 1, token));
         eventually(SOON, || there.places(key) == ["b detached", "c detached", "d detached"]);
         drop(d);
         let mut last = token;
@@ -193,7 +193,7 @@ fn a_queue_keeps_its_order_elsewhere() {
 }
 
 #[test]
-fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
+fn failed_move_does_not_change_the_lock_or_its_waiters() {
     if move_changes_the_database() {
         return skipped_here("MOVE changes the database of the connection");
     }
@@ -205,11 +205,11 @@ fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
     client.call("COPY away job DB 1");
     scene.elsewhere.client().acquire("job x PX 60000");
     let migrate = format!("MIGRATE 127.0.0.1 {} job 0 5000", scene.elsewhere.port());
-    let nobody = format!("MIGRATE 127.0.0.1 {} job 0 5000", crate::support::free_port());
-    for refused in ["RENAMENX job away", "MOVE job 1", "COPY job away", &migrate, &nobody] {
+    let unreachable = format!("MIGRATE 127.0.0.1 {} job 0 5000", crate::support::free_port());
+    for refused in ["RENAMENX job away", "MOVE job 1", "COPY job away", &migrate, &unreachable] {
         let reply = client.call(Command::from(refused));
         assert!(reply == 0 || matches!(reply, Reply::Error(_)), "{refused}: {reply:?}");
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
         assert_eq!(client.waiting_owners("job"), ["b"]);
     }
     client.call("RLOCK.RELEASE job a");
@@ -217,7 +217,7 @@ fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
 }
 
 #[test]
-fn a_copy_of_a_held_lock_is_a_second_hold_that_ends_by_itself() {
+fn copy_of_a_held_lock_is_an_independent_hold() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a PX 600000");

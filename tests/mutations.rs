@@ -218,7 +218,7 @@ pub(crate) fn assert_usable(client: &mut Client, key: &str) {
 }
 
 #[test]
-fn a_broken_payload_is_refused_or_a_lock_and_the_server_lives() {
+fn damaged_payload_is_refused_or_becomes_a_usable_lock() {
     let mut random = StdRng::seed_from_u64(seed());
     let lines = ["appendfsync no", "rdbcompression no", "aof-use-rdb-preamble no", "rlock.fair-grace-ms 600000"];
     let mut server = Server::with_aof(&lines);

@@ -37,7 +37,7 @@ fn resp3(server: &Server) -> Client {
 
 /// Rule N1.
 #[test]
-fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
+fn one_connection_can_wait_for_many_locks_and_send_other_commands() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut holder, mut client) = (server.client(), server.client());
         let mut messages = subscriber(&server, "answers");
@@ -52,7 +52,7 @@ fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
         assert_eq!(client.call("PING"), "PONG");
         for number in (0..10).rev() {
             assert_eq!(holder.call(format!("LOCK.RELEASE job-{number} a")), 0);
-            let token = client.holder(&format!("job-{number}")).expect("it is held").token;
+            let token = client.holder(&format!("job-{number}")).expect("a holder").token;
             assert_eq!(message(&mut messages), format!("granted {} {token}", number + 1));
         }
         assert_eq!(client.info_number("rlock_waiting"), 0);
@@ -60,7 +60,7 @@ fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
 }
 
 #[test]
-fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
+fn message_has_the_reply_that_a_blocked_connection_would_get() {
     let server = Server::start();
     let mut client = server.client();
     let mut messages = subscriber(&server, "answers");
@@ -70,7 +70,7 @@ fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
     assert_eq!(message(&mut messages), "nil 1");
     assert_eq!(client.call("RLOCK.MACQUIRE 2 x z c BLOCK 0 NOTIFY answers REQ 2"), "WAITING");
     client.call("RLOCK.RELEASE x a");
-    let tokens = ["x", "z"].map(|key| client.holder(key).expect("it is held").token.to_string());
+    let tokens = ["x", "z"].map(|key| client.holder(key).expect("a holder").token.to_string());
     assert_eq!(message(&mut messages), format!("granted 2 {}", tokens.join(" ")));
     assert_eq!(client.call("RLOCK.ACQUIRE y d BLOCK 0 NOTIFY answers REQ 3"), "WAITING");
     client.call("SET y string");
@@ -82,7 +82,7 @@ fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
 
 /// Rule N1.
 #[test]
-fn on_one_resp3_connection_the_answer_comes_before_the_message() {
+fn resp3_connection_gets_the_reply_before_the_message() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = resp3(&server);
         client.speak(server.family());
@@ -109,14 +109,14 @@ fn on_one_resp3_connection_the_answer_comes_before_the_message() {
 }
 
 #[test]
-fn a_grant_that_nobody_listens_for_is_taken_back_and_the_next_is_served() {
+fn grant_without_a_subscriber_is_undone_and_the_next_waiter_served() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         // A subscriber of a pattern does not count as a listener of the channel.
         let mut pattern = server.client();
         pattern.call("PSUBSCRIBE *");
-        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY nobody REQ 1"), "WAITING");
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY no-listener REQ 1"), "WAITING");
         let mut next = server.notified_waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
         client.call("LOCK.RELEASE job a");
         if server.family() == FAIR {
@@ -125,15 +125,15 @@ fn a_grant_that_nobody_listens_for_is_taken_back_and_the_next_is_served() {
             assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
         }
         let token = next.reply().int();
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("c", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("c", 1, token));
         assert_eq!(client.info_number("rlock_unheard"), 1);
-        let heard = pattern.reply().array()[3].text();
-        assert!(heard.ends_with(&format!(" {token}")), "only messages with a subscriber are published: {heard}");
+        let received = pattern.reply().array()[3].text();
+        assert!(received.ends_with(&format!(" {token}")), "only messages with a subscriber are published: {received}");
     }
 }
 
 #[test]
-fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
+fn unsubscribed_waiter_loses_the_grant_and_can_ask_again() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         messages.call("UNSUBSCRIBE answers");
@@ -144,7 +144,7 @@ fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
 }
 
 #[test]
-fn the_wait_ends_with_the_connection_that_asked() {
+fn wait_ends_with_the_connection_that_asked() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
         assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
@@ -157,7 +157,7 @@ fn the_wait_ends_with_the_connection_that_asked() {
 }
 
 #[test]
-fn a_connection_that_closes_between_the_grant_and_the_message_holds_nothing() {
+fn connection_closed_between_grant_and_message_holds_nothing() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
         assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
@@ -172,7 +172,7 @@ fn a_connection_that_closes_between_the_grant_and_the_message_holds_nothing() {
 }
 
 #[test]
-fn a_subscriber_that_is_killed_with_its_connection_leaves_no_hold() {
+fn killed_subscriber_leaves_no_hold() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -188,7 +188,7 @@ fn a_subscriber_that_is_killed_with_its_connection_leaves_no_hold() {
 }
 
 #[test]
-fn the_same_request_again_moves_the_wait() {
+fn repeated_request_moves_the_wait() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let (mut one, mut other) = (subscriber(&server, "one"), subscriber(&server, "other"));
@@ -218,7 +218,7 @@ fn the_same_request_again_moves_the_wait() {
 }
 
 #[test]
-fn the_same_request_without_block_ends_the_wait() {
+fn repeated_request_without_block_ends_the_wait() {
     for Scene { server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1"), Reply::Nil);
@@ -231,7 +231,7 @@ fn the_same_request_without_block_ends_the_wait() {
 }
 
 #[test]
-fn where_there_is_no_connection_or_no_id_nobody_can_be_notified() {
+fn notify_needs_a_connection_and_an_id() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers").expect_error("ERR");
@@ -245,7 +245,7 @@ fn where_there_is_no_connection_or_no_id_nobody_can_be_notified() {
 }
 
 #[test]
-fn the_channel_needs_the_permission_of_publish() {
+fn notify_needs_permission_to_publish_to_the_channel() {
     for server in Server::for_each(ALL) {
         let mut admin = server.client();
         assert_eq!(admin.call("ACL SETUSER worker on >secret ~* +@all resetchannels &mine:*"), "OK");
@@ -268,7 +268,7 @@ fn the_channel_needs_the_permission_of_publish() {
 }
 
 #[test]
-fn a_demotion_tells_those_who_wait() {
+fn demotion_sends_unblocked_to_waiters() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         let other = Server::start();
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
@@ -279,7 +279,7 @@ fn a_demotion_tells_those_who_wait() {
 }
 
 #[test]
-fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
+fn cancel_ends_blocked_and_notified_waits_and_returns_their_number() {
     for Scene { server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.CANCEL job b"), 0);
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 7"), "WAITING");
@@ -294,7 +294,7 @@ fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
 }
 
 #[test]
-fn a_connection_that_hears_no_replies_hears_its_messages() {
+fn connection_with_replies_off_gets_its_messages() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut mute = server.client();
         mute.send("CLIENT REPLY OFF");
@@ -306,7 +306,7 @@ fn a_connection_that_hears_no_replies_hears_its_messages() {
 }
 
 #[test]
-fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_again() {
+fn repeated_request_gets_no_message_of_its_earlier_wait() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         let ask = "LOCK.ACQUIRE job b PX 60000 BLOCK 50 NOTIFY answers REQ 1";
         assert_eq!(client.call(ask), "WAITING");
@@ -322,24 +322,24 @@ fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_agai
 /// On a busy machine a message may arrive after its lease has expired. At least one of 200 does
 /// not.
 #[test]
-fn a_grant_is_told_as_long_as_its_lease_lasts_however_short_that_is() {
+fn grant_with_a_lease_of_1_ms_is_sent() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
-        let mut heard = (1..=200).map(|id| {
+        let mut received = (1..=200).map(|id| {
             assert_eq!(client.call(format!("LOCK.ACQUIRE job b PX 1 BLOCK 0 NOTIFY answers REQ {id}")), "WAITING");
             client.call("LOCK.RELEASE job a");
-            let heard = message(&mut messages);
+            let received = message(&mut messages);
             eventually(SOON, || client.is_free("job"));
             client.acquire("job a PX 60000");
-            heard
+            received
         });
-        assert!(heard.any(|message| message.starts_with("granted ")));
+        assert!(received.any(|message| message.starts_with("granted ")));
     }
 }
 
 /// When a wait ends, the server runs the next command of that connection after it has announced
 /// that it will sleep.
 #[test]
-fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_the_servers_next_tick() {
+fn timed_grant_by_a_command_behind_a_wait_does_not_wait_for_the_next_tick() {
     let server = Server::with(&["hz 1", "dynamic-hz no"]);
     let mut messages = subscriber(&server, "answers");
     let (mut client, mut holder) = (server.client(), server.client());
@@ -364,7 +364,7 @@ fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_
 /// Ends more requests in one transaction than the server sends messages for in one turn. Nothing
 /// except the messages would wake the server.
 #[test]
-fn timed_many_who_are_told_at_once_do_not_wait_for_the_servers_next_tick() {
+fn timed_6000_messages_at_once_do_not_wait_for_the_next_tick() {
     const REQUESTS: usize = 6000;
     /// Enough that no connection gets more bytes in one turn than its socket takes.
     const CHANNELS: usize = 4;
@@ -393,7 +393,7 @@ fn timed_many_who_are_told_at_once_do_not_wait_for_the_servers_next_tick() {
 }
 
 #[test]
-fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_meanwhile() {
+fn repeated_request_that_waits_again_keeps_no_earlier_grant() {
     for server in Server::for_each(&[MUTEX]) {
         let (mut client, mut asker) = (server.client(), server.client());
         let mut messages = subscriber(&server, "answers");
@@ -414,12 +414,12 @@ fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_m
 }
 
 #[test]
-fn timed_very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
+fn timed_100_waiters_without_subscribers_delay_the_next_below_500_ms() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");
     for number in 0..100 {
-        let ask = format!("RLOCK.ACQUIRE job deaf-{number} PX 60000 BLOCK 0 NOTIFY nobody-{number} REQ 1");
+        let ask = format!("RLOCK.ACQUIRE job unsubscribed-{number} PX 60000 BLOCK 0 NOTIFY no-listener-{number} REQ 1");
         assert_eq!(client.call(ask), "WAITING");
     }
     let mut next = server.notified_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
@@ -431,7 +431,7 @@ fn timed_very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
 }
 
 #[test]
-fn a_channel_has_a_name_of_512_bytes_at_most() {
+fn channel_name_is_limited_to_512_bytes() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");

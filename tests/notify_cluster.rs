@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::at_rest::assert_rests;
+use crate::at_rest::assert_sleeps;
 use crate::support::{Client, Cluster, Command, Reply, Server, Stopwatch, eventually, message, two_nodes};
 
 const SOON: Duration = Duration::from_secs(20);
@@ -97,7 +97,7 @@ fn assert_unsubscribed(messages: &mut Client, channels: usize) {
 }
 
 #[test]
-fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
+fn cluster_channel_belongs_to_the_keys_shard_and_moves_with_it() {
     let cluster = Cluster::start();
     let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
     let (mut client, mut messages) = (source.client(), source.client());
@@ -131,7 +131,7 @@ fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
 }
 
 #[test]
-fn timed_waits_on_very_many_channels_end_soon_after_their_slot_has_gone() {
+fn timed_waits_on_15_000_channels_end_soon_after_their_slot_moved() {
     const CHANNELS: usize = 15_000;
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
@@ -148,7 +148,7 @@ fn timed_waits_on_very_many_channels_end_soon_after_their_slot_has_gone() {
 
 /// The server cannot check the channels in between, because both commands run in one step.
 #[test]
-fn timed_waits_end_also_if_their_slot_is_back_at_once() {
+fn timed_waits_end_even_if_their_slot_returns_at_once() {
     const CHANNELS: usize = 200;
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
@@ -166,7 +166,7 @@ fn timed_waits_end_also_if_their_slot_is_back_at_once() {
 }
 
 #[test]
-fn a_slot_that_comes_back_serves_those_who_ask_again_and_nobody_else() {
+fn returned_slot_serves_only_requests_that_were_repeated() {
     let slot = Slot::new();
     let (mut client, mut on_target) = (slot.nodes[0].client(), slot.nodes[1].client());
     client.acquire(&format!("{KEY} a PX 60000"));
@@ -184,19 +184,19 @@ fn a_slot_that_comes_back_serves_those_who_ask_again_and_nobody_else() {
     eventually(SOON, || client.waiting_owners(KEY) == ["owner-1"]);
     assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 1);
     assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 0);
-    let token = client.holder(KEY).expect("it is held").token;
-    let mut heard = message(&mut messages);
-    if heard.starts_with("error 2 SUPERSEDED ") {
+    let token = client.holder(KEY).expect("a holder").token;
+    let mut received = message(&mut messages);
+    if received.starts_with("error 2 SUPERSEDED ") {
         // The waiter subscribed before the server's check, so its first wait continued until it
         // asked again.
-        heard = message(&mut messages);
+        received = message(&mut messages);
     }
-    assert_eq!(heard, format!("granted 3 {token}"));
+    assert_eq!(received, format!("granted 3 {token}"));
 }
 
 /// A wait times out at the node where it began, even while its key is already elsewhere.
 #[test]
-fn timed_a_wait_ends_with_its_time_while_its_slot_is_on_its_way() {
+fn timed_wait_times_out_while_its_slot_moves() {
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
     client.acquire(&format!("{KEY} a PX 60000"));
@@ -210,7 +210,7 @@ fn timed_a_wait_ends_with_its_time_while_its_slot_is_on_its_way() {
 
 /// A waiter that asks before it subscribes must not be treated as one that lost its subscription.
 #[test]
-fn a_wait_for_which_nobody_listens_yet_goes_on() {
+fn wait_continues_before_its_channel_has_a_subscriber() {
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
     client.acquire(&format!("{KEY} a PX 60000"));
@@ -224,7 +224,7 @@ fn a_wait_for_which_nobody_listens_yet_goes_on() {
 }
 
 #[test]
-fn a_node_rests_when_a_slot_has_gone_with_all_that_was_waited_for() {
+fn node_sleeps_after_a_slot_with_waiters_moved() {
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
     client.acquire(&format!("{KEY} a PX 600000"));
@@ -233,13 +233,13 @@ fn a_node_rests_when_a_slot_has_gone_with_all_that_was_waited_for() {
     slot.migrate(0, 1);
     blocked.reply_within(SOON).expect("the waiter is redirected").expect_error("MOVED");
     eventually(SOON, || client.info_number("rlock_waiting") == 0);
-    assert_rests(&slot.nodes[0]);
+    assert_sleeps(&slot.nodes[0]);
 }
 
 /// In each tick the server checks a few channels of a slot, however many exist and whether or not
 /// they have subscribers.
 #[test]
-fn a_node_rests_while_requests_wait_on_very_many_channels() {
+fn node_sleeps_while_requests_wait_on_15_000_channels() {
     const CHANNELS: usize = 15_000;
     for is_heard in [true, false] {
         let slot = Slot::new();
@@ -247,7 +247,7 @@ fn a_node_rests_while_requests_wait_on_very_many_channels() {
         client.acquire(&format!("{KEY} a PX 600000"));
         let _messages = shard_subscriber(&slot.nodes[0], if is_heard { CHANNELS } else { 0 });
         wait(&mut client, CHANNELS);
-        assert_rests(&slot.nodes[0]);
+        assert_sleeps(&slot.nodes[0]);
         assert_eq!(client.info_number("rlock_waiting"), CHANNELS as i64);
     }
 }

@@ -58,7 +58,10 @@ impl Crowd {
                 format!("RLOCK.ACQUIRE lock:orders:{name:08} {owner} {options}").into()
             };
             let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
-            assert!(askers[asker].call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"), "all requests wait");
+            assert!(
+                askers[asker].call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"),
+                "all requests wait"
+            );
         }
         assert_eq!(control.info_number("rlock_waiting"), i64::try_from(requests).unwrap());
         let queues = (0..NAMES).map(|name| (name..requests).step_by(NAMES).collect()).collect();
@@ -67,18 +70,22 @@ impl Crowd {
 
     /// Reads one message for each of these requests, in any order. Returns the first word of each
     /// message.
-    fn hear(&mut self, requests: &[usize]) -> BTreeMap<usize, String> {
-        let mut heard = BTreeMap::new();
+    fn receive(&mut self, requests: &[usize]) -> BTreeMap<usize, String> {
+        let mut received = BTreeMap::new();
         for index in requests {
             let message = self.subscribers[asker(*index)].reply().array()[2].text();
             let mut words = message.split(' ');
             let (what, id) = (words.next().unwrap(), words.next().unwrap());
             let ended = id.parse::<usize>().unwrap() - 1;
-            assert_eq!(heard.insert(ended, what.to_owned()), None, "{ended} got two messages");
+            assert_eq!(received.insert(ended, what.to_owned()), None, "{ended} got two messages");
         }
         let expected: BTreeSet<usize> = requests.iter().copied().collect();
-        assert_eq!(heard.keys().copied().collect::<BTreeSet<_>>(), expected, "only requests whose turn it is get messages");
-        heard
+        assert_eq!(
+            received.keys().copied().collect::<BTreeSet<_>>(),
+            expected,
+            "only requests whose turn it is get messages"
+        );
+        received
     }
 
     /// Releases every lock again and again, until no request waits.
@@ -96,7 +103,7 @@ impl Crowd {
             if next.is_empty() {
                 break;
             }
-            assert!(self.hear(&next).values().all(|what| what == "granted"));
+            assert!(self.receive(&next).values().all(|what| what == "granted"));
             holders = (0..NAMES)
                 .map(|name| self.queues[name].get(round).map_or(String::new(), |index| owner(*index)))
                 .collect();
@@ -107,17 +114,17 @@ impl Crowd {
 }
 
 #[test]
-fn a_crowd_is_granted_in_turn_each_once() {
+fn crowd_is_granted_in_order_once_each() {
     Crowd::new().grant_all();
 }
 
 #[test]
-fn those_whose_connections_are_cut_are_told_and_the_others_are_granted_in_turn() {
+fn closed_connections_end_their_waits_and_the_others_are_granted_in_order() {
     let mut crowd = Crowd::new();
     crowd.askers.truncate(CONNECTIONS / 2);
     let all: Vec<usize> = crowd.queues.concat();
     let (cut, left): (Vec<usize>, Vec<usize>) = all.into_iter().partition(|index| asker(*index) >= CONNECTIONS / 2);
-    assert!(crowd.hear(&cut).values().all(|what| what == "error"));
+    assert!(crowd.receive(&cut).values().all(|what| what == "error"));
     assert_eq!(crowd.server.client().info_number("rlock_waiting"), i64::try_from(left.len()).unwrap());
     for queue in &mut crowd.queues {
         queue.retain(|index| asker(*index) < CONNECTIONS / 2);
@@ -127,7 +134,7 @@ fn those_whose_connections_are_cut_are_told_and_the_others_are_granted_in_turn()
 
 /// One connection sends so many requests that ending them takes many turns of the server.
 #[test]
-fn a_crowd_whose_time_is_over_at_once_is_told_each_once() {
+fn crowd_that_times_out_together_gets_one_message_each() {
     let requests = at_length(20_000, 200_000);
     let server = Server::start();
     let (mut client, mut messages) = (server.client(), subscriber(&server, "answers"));
@@ -156,7 +163,7 @@ fn a_crowd_whose_time_is_over_at_once_is_told_each_once() {
 }
 
 #[test]
-fn the_bytes_that_info_tells_of_who_waits_are_those_that_the_server_has_used() {
+fn info_reports_the_memory_of_waiters() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job first PX 86400000");
@@ -170,6 +177,6 @@ fn the_bytes_that_info_tells_of_who_waits_are_those_that_the_server_has_used() {
         client.call_in_one_step(&(first..first + BATCH).map(ask).collect::<Vec<Command>>());
     }
     let used = client.info_number("used_memory") - before;
-    let told = client.info_number("rlock_waiters_bytes");
-    assert!((told - used).abs() * 4 < used, "INFO reports {told} bytes, the server uses {used}");
+    let reported = client.info_number("rlock_waiters_bytes");
+    assert!((reported - used).abs() * 4 < used, "INFO reports {reported} bytes, the server uses {used}");
 }

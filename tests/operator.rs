@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::{ALL, Client, Command, Reply, Server, eventually};
 
 #[test]
-fn a_lock_of_any_kind_is_looked_at_and_ended_by_the_commands_of_rlock() {
+fn rlock_commands_inspect_and_end_locks_of_any_kind() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a PX 60000");
@@ -23,7 +23,7 @@ fn a_lock_of_any_kind_is_looked_at_and_ended_by_the_commands_of_rlock() {
 }
 
 #[test]
-fn whoever_waits_for_a_lock_of_any_kind_has_it_after_its_hold_was_ended() {
+fn forcerelease_grants_the_next_waiter_of_any_kind() {
     for server in Server::for_each(ALL) {
         if server.family().shown_mode == "read" || server.family().kind == "semaphore" {
             continue;
@@ -37,7 +37,7 @@ fn whoever_waits_for_a_lock_of_any_kind_has_it_after_its_hold_was_ended() {
 }
 
 #[test]
-fn all_holders_of_a_lock_lose_it() {
+fn forcerelease_ends_all_holders() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT permits 3");
@@ -56,7 +56,7 @@ fn all_holders_of_a_lock_lose_it() {
 const ENDED: usize = 2000;
 
 #[test]
-fn who_has_ended_and_is_still_there_is_passed_over_up_to_a_limit() {
+fn waiters_skips_a_limited_number_of_ended_waits() {
     const SOON: Duration = Duration::from_secs(60);
     const ASKS: [(&str, &str); 2] = [
         ("fair", "RFAIRLOCK.ACQUIRE fair OWNER QUEUE"),
@@ -91,7 +91,7 @@ fn digest(client: &mut Client, key: &str) -> Reply {
 /// Operators and many tests compare two servers with DEBUG DIGEST-VALUE. A copy has the same digest
 /// until it is changed.
 #[test]
-fn the_digest_of_a_lock_tells_its_holders_and_places_and_no_deadline() {
+fn digest_covers_holders_and_places_but_no_deadline() {
     let server = Server::start();
     let mut client = server.client();
     let mutex = "RLOCK.ACQUIRE job a PX 60000";
@@ -130,7 +130,7 @@ fn the_digest_of_a_lock_tells_its_holders_and_places_and_no_deadline() {
 }
 
 #[test]
-fn the_memory_of_a_lock_is_told_with_that_of_its_holders_and_places() {
+fn memory_usage_includes_holders_and_places() {
     const MANY: usize = 1000;
     let server = Server::start();
     let mut client = server.client();

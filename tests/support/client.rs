@@ -109,7 +109,7 @@ impl Client {
     }
 
     /// Sends a request with NOTIFY, whose reply comes on a channel.
-    pub fn ask_notified(&mut self, subscriber: Client, command: Command) {
+    pub fn send_notified(&mut self, subscriber: Client, command: Command) {
         self.elsewhere = match notified::ask(self, subscriber, command) {
             Ok(reply) => Elsewhere::There(reply),
             Err(awaited) => Elsewhere::OnChannel(awaited),
@@ -117,7 +117,7 @@ impl Client {
     }
 
     /// Whether the reply to the last request will come on a channel.
-    pub fn is_told_elsewhere(&self) -> bool {
+    pub fn awaits_message(&self) -> bool {
         matches!(self.elsewhere, Elsewhere::OnChannel(_))
     }
 
@@ -129,8 +129,8 @@ impl Client {
     /// Creates a lock if its kind has to be created before use. Only semaphores do.
     #[track_caller]
     pub fn make(&mut self, key: &str) {
-        if let Some(making) = self.family.making(key) {
-            self.call(making).int();
+        if let Some(creation) = self.family.creation(key) {
+            self.call(creation).int();
         }
     }
 

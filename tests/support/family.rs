@@ -51,7 +51,7 @@ impl Family {
     }
 
     /// The command that creates a lock, if the family needs one.
-    pub(super) fn making(self, key: &str) -> Option<String> {
+    pub(super) fn creation(self, key: &str) -> Option<String> {
         self.permits.map(|permits| format!("RSEMAPHORE.INIT {key} {permits}"))
     }
 

@@ -39,16 +39,16 @@ impl Journal {
         let mut lines = Vec::new();
         eventually(SOON, || {
             lines = propagated(&self.server)[self.seen..].to_vec();
-            let told = lines.iter().filter(|words| !is_brace(words)).count();
+            let actual = lines.iter().filter(|words| !is_multi_or_exec(words)).count();
             // An unexpected extra command arrives at the same moment: the same command or the same
             // timer call writes it.
-            told >= expected.len()
+            actual >= expected.len()
         });
         self.seen += lines.len();
-        let told: Vec<_> = lines.iter().filter(|words| !is_brace(words)).map(|words| show(words)).collect();
-        let fits = told.len() == expected.len()
-            && told.iter().zip(expected).all(|(told, expected)| self.is_line(told, expected));
-        assert!(fits, "{what}:\n told     {told:#?}\n expected {expected:#?}");
+        let actual: Vec<_> = lines.iter().filter(|words| !is_multi_or_exec(words)).map(|words| show(words)).collect();
+        let fits = actual.len() == expected.len()
+            && actual.iter().zip(expected).all(|(actual, expected)| self.is_line(actual, expected));
+        assert!(fits, "{what}:\n actual     {actual:#?}\n expected {expected:#?}");
         self.since_ms = unix_ms();
     }
 
@@ -58,24 +58,24 @@ impl Journal {
         self.since_ms = unix_ms();
     }
 
-    fn is_line(&self, told: &str, expected: &str) -> bool {
-        let (told, expected): (Vec<_>, Vec<_>) = (told.split(' ').collect(), expected.split(' ').collect());
-        told.len() == expected.len()
-            && told.iter().zip(expected).all(|(told, expected)| match expected.split_once('@') {
+    fn is_line(&self, actual: &str, expected: &str) -> bool {
+        let (actual, expected): (Vec<_>, Vec<_>) = (actual.split(' ').collect(), expected.split(' ').collect());
+        actual.len() == expected.len()
+            && actual.iter().zip(expected).all(|(actual, expected)| match expected.split_once('@') {
                 Some((before, ahead_ms)) => {
                     let ahead_ms: u64 = ahead_ms.parse().expect("a number");
                     let range = self.since_ms + ahead_ms..=unix_ms() + ahead_ms + ROUNDING_MS;
-                    let at_ms = told.strip_prefix(before).and_then(|told| told.parse().ok());
+                    let at_ms = actual.strip_prefix(before).and_then(|actual| actual.parse().ok());
                     at_ms.is_some_and(|at_ms| range.contains(&at_ms))
                 }
-                None if expected == "#" => told.bytes().all(|byte| byte.is_ascii_digit()),
-                None => *told == expected,
+                None if expected == "#" => actual.bytes().all(|byte| byte.is_ascii_digit()),
+                None => *actual == expected,
             })
     }
 }
 
 /// Whether this is MULTI or EXEC.
-pub fn is_brace(words: &[Vec<u8>]) -> bool {
+pub fn is_multi_or_exec(words: &[Vec<u8>]) -> bool {
     words == [b"MULTI"] || words == [b"EXEC"]
 }
 

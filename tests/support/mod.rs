@@ -3,11 +3,12 @@
 
 mod client;
 mod cluster;
+mod console;
 mod events;
 mod family;
 mod journal;
-mod likeness;
 mod lock_commands;
+mod lock_state;
 mod messages;
 mod notified;
 mod pages;
@@ -17,7 +18,6 @@ mod propagation;
 mod reply;
 mod sentinel;
 mod server;
-mod sessions;
 mod shared_object;
 mod stopwatch;
 mod wall_clock;
@@ -28,11 +28,12 @@ use std::time::{Duration, Instant};
 
 pub use client::{Client, Command, in_script};
 pub use cluster::{Cluster, two_nodes};
+pub use console::run_every_session;
 pub use events::Events;
 pub use family::{ALL, BINARY, EXCLUSIVE, FAIR, Family, MUTEX, REENTRANT, TRANSIENT, WRITE};
-pub use journal::{Journal, is_brace, show};
-pub use likeness::{picture, shown};
+pub use journal::{Journal, is_multi_or_exec, show};
 pub use lock_commands::{LOCK_ERRORS, any_key, any_lock_command};
+pub use lock_state::{describe_lock, describe_locks};
 pub use messages::{assert_silent, message, subscriber};
 pub use notified::is_asked_for as waits_by_notify;
 pub use pages::{CLIENT_PROMPT, TOOL_PROMPT, blocks, pages};
@@ -43,7 +44,6 @@ pub use propagation::propagated;
 pub use reply::Reply;
 pub use sentinel::Sentinels;
 pub use server::{Server, free_port, module_path};
-pub use sessions::run_every_session;
 #[allow(unused_imports, reason = "not all tests load a second module")]
 pub use shared_object::calling_module;
 pub use stopwatch::Stopwatch;

@@ -15,6 +15,6 @@ pub fn server() -> OsString {
 pub fn cli() -> PathBuf {
     let server = PathBuf::from(server());
     let name = server.file_name().map(|name| name.to_string_lossy().replace("-server", "-cli"));
-    let beside = name.map(|name| server.with_file_name(name)).filter(|path| path != &server && path.exists());
-    beside.unwrap_or_else(|| "redis-cli".into())
+    let sibling = name.map(|name| server.with_file_name(name)).filter(|path| path != &server && path.exists());
+    sibling.unwrap_or_else(|| "redis-cli".into())
 }

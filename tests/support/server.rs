@@ -234,8 +234,8 @@ impl Server {
     pub fn notified_waiter(&self, command: impl Into<Command>) -> Client {
         let mut client = self.client();
         let command = command.into();
-        client.ask_notified(self.client(), command.clone());
-        assert!(client.is_told_elsewhere(), "{command:?} does not wait: {:?}", client.reply());
+        client.send_notified(self.client(), command.clone());
+        assert!(client.awaits_message(), "{command:?} does not wait: {:?}", client.reply());
         client
     }
 
@@ -271,12 +271,12 @@ impl Server {
         eventually(START_DEADLINE, || replica.info_number("slave_repl_offset") >= target);
     }
 
-    /// Stops the process, runs `happenings`, and continues it. The process then sees all commands
+    /// Stops the process, runs `actions`, and continues it. The process then sees all commands
     /// and closed connections from that time at once, in one turn of its event loop.
     #[track_caller]
-    pub fn while_stopped(&self, happenings: impl FnOnce()) {
+    pub fn while_stopped(&self, actions: impl FnOnce()) {
         self.process.stop();
-        happenings();
+        actions();
         self.process.go_on();
     }
 

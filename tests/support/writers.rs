@@ -34,7 +34,7 @@ pub struct Scope {
 }
 
 pub struct Writers {
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -42,29 +42,29 @@ pub struct Writers {
 impl Writers {
     /// Starts to write to the servers on these ports, until stopped or dropped.
     pub fn start(ports: &[u16], scope: Scope, seed: u64) -> Writers {
-        let (over, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let connections = ports.iter().flat_map(|port| [*port; CLIENTS]).enumerate();
         let threads = connections
             .map(|(number, port)| {
-                let (over, answered) = (over.clone(), answered.clone());
+                let (stop, answered) = (stop.clone(), answered.clone());
                 let mut random = StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(number as u64));
                 thread::spawn(move || {
-                    while !over.load(Ordering::Relaxed) {
+                    while !stop.load(Ordering::Relaxed) {
                         // Wait before the next connection, because reconnecting faster does not
                         // help a server that is down.
-                        if write(port, scope, &mut random, &over, &answered).is_err() {
+                        if write(port, scope, &mut random, &stop, &answered).is_err() {
                             thread::sleep(Duration::from_millis(5));
                         }
                     }
                 })
             })
             .collect();
-        Writers { over, answered, threads }
+        Writers { stop, answered, threads }
     }
 
     /// Waits until `commands` more commands have a reply.
     #[track_caller]
-    pub fn go_on_for(&self, commands: usize) {
+    pub fn wait_for(&self, commands: usize) {
         let goal = self.answered.load(Ordering::Relaxed) + commands;
         eventually(Duration::from_secs(20), || self.answered.load(Ordering::Relaxed) >= goal);
     }
@@ -75,7 +75,7 @@ impl Writers {
     }
 
     fn end(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let joined = thread.join();
             // The thread has printed the reason. A test that fails already should not panic again.
@@ -90,9 +90,9 @@ impl Drop for Writers {
     }
 }
 
-fn write(port: u16, scope: Scope, random: &mut StdRng, over: &AtomicBool, answered: &AtomicUsize) -> io::Result<()> {
+fn write(port: u16, scope: Scope, random: &mut StdRng, stop: &AtomicBool, answered: &AtomicUsize) -> io::Result<()> {
     let mut client = Client::connect(port)?;
-    while !over.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) {
         let batch: Vec<_> = (0..BATCH).flat_map(|_| step(random, scope)).collect();
         client.try_send(&batch)?;
         for _ in &batch {

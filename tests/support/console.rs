@@ -171,7 +171,7 @@ fn in_a_shell(server: &Server, tool: Option<&Path>, commands: &[(String, String)
 }
 
 /// What was run.
-pub struct Told {
+pub struct Ran {
     pub steps: usize,
     pub steps_of_tool: usize,
     pub pages: BTreeSet<PathBuf>,
@@ -180,26 +180,26 @@ pub struct Told {
 /// Runs every session of the documentation in order, on one server. Without a tool it skips the
 /// sessions that use one.
 #[track_caller]
-pub fn run_every_session(root: &Path, tool: Option<&Path>) -> Told {
+pub fn run_every_session(root: &Path, tool: Option<&Path>) -> Ran {
     // The documentation shows MODULE UNLOAD. Without this setting the server would refuse it for
     // another reason.
     let mut server = Server::with(&["enable-module-command local"]);
-    let mut told = Told { steps: 0, steps_of_tool: 0, pages: BTreeSet::new() };
+    let mut ran = Ran { steps: 0, steps_of_tool: 0, pages: BTreeSet::new() };
     for page in pages(root) {
         for block in blocks(&page).into_iter().filter(|block| block.language == "console") {
             if block.needs_tool() && tool.is_none() {
                 continue;
             }
-            run(&server, tool, &block, &mut told);
-            told.pages.insert(page.clone());
+            run(&server, tool, &block, &mut ran);
+            ran.pages.insert(page.clone());
         }
     }
     server.assert_alive();
-    told
+    ran
 }
 
 #[track_caller]
-fn run(server: &Server, tool: Option<&Path>, block: &Block, told: &mut Told) {
+fn run(server: &Server, tool: Option<&Path>, block: &Block, ran: &mut Ran) {
     let commands = block.steps();
     let answers =
         if block.is_client_session() { in_one_session(server, &commands) } else { in_a_shell(server, tool, &commands) };
@@ -208,8 +208,8 @@ fn run(server: &Server, tool: Option<&Path>, block: &Block, told: &mut Told) {
         let is_of_tool = command.starts_with("rlock ");
         (shown_shape.is_of_tool, actual_shape.is_of_tool) = (is_of_tool, is_of_tool);
         assert_eq!(actual_shape.of(actual), shown_shape.of(shown), "{}: {command}", block.place);
-        told.steps += 1;
-        told.steps_of_tool += usize::from(is_of_tool);
+        ran.steps += 1;
+        ran.steps_of_tool += usize::from(is_of_tool);
     }
     for tokens in [shown_shape.tokens, actual_shape.tokens] {
         assert!(tokens.is_sorted(), "{}: a later hold has a lower token: {tokens:?}", block.place);

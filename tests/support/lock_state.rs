@@ -7,7 +7,7 @@ use super::server::Server;
 /// Describes the parts of a lock that are equal on every copy. Remaining leases and waits differ,
 /// because they run, and a connection is only known to its own server.
 #[track_caller]
-pub fn shown(client: &mut Client, key: &str) -> String {
+pub fn describe_lock(client: &mut Client, key: &str) -> String {
     let info = client.call(format!("RLOCK.INFO {key}"));
     let (Reply::Array(_) | Reply::Map(_)) = info else {
         return format!("{info:?}");
@@ -30,7 +30,7 @@ pub fn shown(client: &mut Client, key: &str) -> String {
 /// Describes the keys `lock-0` to `lock-{keys - 1}` in the first `databases` databases, one line
 /// each.
 #[track_caller]
-pub fn picture(server: &Server, databases: usize, keys: usize) -> Vec<String> {
+pub fn describe_locks(server: &Server, databases: usize, keys: usize) -> Vec<String> {
     let mut client = server.client();
     let mut lines = Vec::new();
     for db in 0..databases {
@@ -38,7 +38,7 @@ pub fn picture(server: &Server, databases: usize, keys: usize) -> Vec<String> {
         for number in 0..keys {
             let key = format!("lock-{number}");
             let digest = client.call(format!("DEBUG DIGEST-VALUE {key}"));
-            lines.push(format!("{db} {key} {digest:?} {}", shown(&mut client, &key)));
+            lines.push(format!("{db} {key} {digest:?} {}", describe_lock(&mut client, &key)));
         }
     }
     lines
