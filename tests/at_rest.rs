@@ -23,8 +23,8 @@ fn lone_node() -> Server {
 /// Locks that one round creates and releases.
 const LOCKS: usize = 500;
 
-/// Creates and releases locks with new names. A waiter asks for each one on its own channel, which
-/// has no listener. All keys have the same slot.
+/// Creates and releases locks with new names. For each lock a waiter uses NOTIFY with a new channel
+/// that has no listener. All keys share one slot.
 #[track_caller]
 fn create_and_release(client: &mut Client, round: usize) {
     for first in (0..LOCKS).step_by(100) {
@@ -61,7 +61,8 @@ fn released_locks_waits_and_channels_leave_no_memory() {
     }
 }
 
-/// Clearing more than one step's budget of holders happens in parts, on the replica too.
+/// One step clears at most its budget of holders, so a large lock is cleared in parts, on the
+/// replica too.
 #[test]
 fn clearing_a_lock_with_many_holders_frees_memory_on_a_replica() {
     const HOLDERS: usize = 20_000;

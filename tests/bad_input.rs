@@ -6,7 +6,7 @@ use rand::{Rng, RngCore, SeedableRng};
 
 use crate::support::{Client, Command, Reply, Server, seed};
 
-/// Everything that a command could have changed, except the lease, which runs. See
+/// Everything that a command could have changed, except the remaining lease, which counts down. See
 /// [`Refusals::expect`].
 #[track_caller]
 fn snapshot(client: &mut Client) -> Vec<String> {

@@ -29,7 +29,7 @@ fn lock_moves_with_its_slot_and_waiters_get_moved_once() {
     on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
     let migrate = format!("MIGRATE 127.0.0.1 {} job 0 5000", target.port());
     assert_eq!(on_source.call(migrate), "OK");
-    // The key looks free here now. A waiter that were granted the lock here would hold it beside
+    // The key looks free here now. If a waiter were granted the lock here, it would hold it beside
     // the owner on the other node.
     assert_still_waiting(&mut waiter);
     on_source.call("RLOCK.ACQUIRE job c").expect_error("ASK");

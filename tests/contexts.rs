@@ -274,8 +274,8 @@ fn open_lock_deleted_by_another_module_is_created_again() {
     assert_eq!(client.call("DBSIZE"), 0);
 }
 
-/// In a cluster the timer first asks whether this node serves the key. During that question the
-/// server finds that the key has expired.
+/// In a cluster the timer first asks the server whether this node serves the key. The server then
+/// notices that the key has expired.
 #[test]
 fn changes_by_another_module_during_the_timer_survive_a_restart() {
     let bus = format!("cluster-port {}", free_port());

@@ -98,7 +98,7 @@ fn cycle_of_fifty_owners_over_all_kinds_is_refused() {
     assert_refused(50, |key| KINDS[key % KINDS.len()], 17);
 }
 
-/// The chain grows at its head, at its tail, or as two halves that the last request joins.
+/// The chain grows at its head, or from two parts that a later request joins.
 #[test]
 fn cycle_is_found_in_whatever_order_it_was_built() {
     for order in [[4, 3, 2, 1, 0], [0, 2, 4, 1, 3], [1, 0, 4, 3, 2]] {

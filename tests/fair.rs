@@ -181,7 +181,7 @@ fn reentry_passes_the_queue_in_every_mode() {
 }
 
 #[test]
-fn expired_lease_is_granted_to_the_queue() {
+fn expired_lease_is_granted_to_the_next_waiter() {
     let server = Server::start();
     let mut client = server.client();
     let mut events = Events::subscribe(&server);
@@ -196,7 +196,7 @@ fn expired_lease_is_granted_to_the_queue() {
 }
 
 #[test]
-fn force_release_grants_the_queue() {
+fn forcerelease_grants_the_next_waiter() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire_fair("job a PX 60000");

@@ -25,7 +25,7 @@ fn start_with_grace_ms(grace_ms: u64) -> Server {
     Server::with(&[&format!("rlock.fair-grace-ms {grace_ms}")])
 }
 
-/// Ways to cut off a waiter that keep its place.
+/// Ways to disconnect or unblock a waiter that leave its place in the queue.
 const CUTS: [&str; 3] = ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id ERROR"];
 
 #[track_caller]
@@ -183,7 +183,7 @@ fn waiter_killed_in_the_turn_of_its_grant_is_at_the_head_again() {
 }
 
 #[test]
-fn timed_end_of_a_session_grants_the_queue() {
+fn timed_end_of_a_session_grants_the_next_waiter() {
     let server = Server::start();
     let (mut holder, mut client) = (server.client(), server.client());
     holder.acquire_fair("job a PX 60000 SESSION 0");

@@ -95,7 +95,7 @@ fn leaving_waiters_do_not_change_the_order_of_the_others() {
         // The dead waiters died before this release. So even several in a row are skipped within
         // one grace.
         watch.assert_took_ms(0..grace_ms + NOISE_MS, "a wait behind dead waiters");
-        assert!(token > last, "tokens rise in the order of holding");
+        assert!(token > last, "tokens rise in the order of the holds");
         (holder, last) = ((owner, waiter), token);
         served += 1;
         // The ratio 3 to 7 makes 300 of 1000 waiters leave.
@@ -221,7 +221,7 @@ fn polling_and_blocking_owners_are_served_in_one_order() {
             }
         };
         assert_eq!(events.next(), "rlock.acquire job");
-        assert!(token > last, "tokens rise in the order of holding");
+        assert!(token > last, "tokens rise in the order of the holds");
         (holder, last) = (owner, token);
     }
     assert_eq!(client.places("job"), [""; 0]);

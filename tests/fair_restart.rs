@@ -112,7 +112,7 @@ impl Line {
                 (LostConnected | LostPolling, _) => continue,
                 _ => client.acquire_fair(&format!("{key} {owner} PX 600000")),
             };
-            assert!(token > last, "tokens rise in the order of holding");
+            assert!(token > last, "tokens rise in the order of the holds");
             last = token;
             assert_eq!(client.call(format!("RFAIRLOCK.RELEASE {key} {owner}")), 0);
         }
@@ -378,8 +378,8 @@ fn replica_shows_the_places_and_decides_nothing() {
     assert_eq!(on_replica.call("DEBUG DIGEST"), on_primary.call("DEBUG DIGEST"));
 }
 
-/// Reconnecting this many waiters takes several turns. In between a place with GRACE 0 has no
-/// connection and could look expired.
+/// Reattaching this many waiters takes several turns. In between a place with GRACE 0 has no
+/// connection, and could look expired.
 #[test]
 fn waiter_keeps_its_place_while_many_waiters_are_reattached() {
     const WAITERS: usize = 2500;

@@ -13,7 +13,7 @@ fn places(client: &mut Client) -> Vec<String> {
 
 /// Rule G1.
 #[test]
-fn place_with_grace_0_ends_with_its_connection() {
+fn place_is_kept_for_the_grace_of_its_request() {
     let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
     let mut client = server.client();
     client.acquire("job a PX 600000");

@@ -105,7 +105,7 @@ fn mrelease_and_mrenew_are_all_or_nothing_and_name_the_first_missing_key() {
 }
 
 #[test]
-fn one_key_is_replied_to_like_many() {
+fn one_key_returns_the_same_shape_as_many() {
     let server = Server::start();
     let mut client = server.client();
     assert_eq!(acquire(&mut client, "1 x a").len(), 1);

@@ -226,7 +226,7 @@ fn copy_of_a_held_lock_is_an_independent_hold() {
         let copied = client.holder("copy").expect("a holder");
         assert_eq!((copied.owner.as_str(), copied.token, copied.session), ("a", token, 0));
         assert_eq!(session, token);
-        assert!(copied.lease_ms <= 300_000, "its session counts as closed: {} ms", copied.lease_ms);
+        assert!(copied.lease_ms <= 300_000, "the session of a copy has ended: {} ms", copied.lease_ms);
         assert_eq!(client.call("RLOCK.FORCERELEASE copy"), 1);
         assert_eq!(client.holder("copy"), None);
         assert_eq!(client.call("LOCK.HOLDS job a"), 2);

@@ -414,7 +414,7 @@ fn repeated_request_that_waits_again_keeps_no_earlier_grant() {
 }
 
 #[test]
-fn timed_100_waiters_without_subscribers_delay_the_next_below_500_ms() {
+fn timed_100_waiters_without_subscribers_delay_the_next_by_less_than_500_ms() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");

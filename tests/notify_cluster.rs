@@ -26,8 +26,8 @@ impl Slot {
         let ids = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
         let number = nodes[0].client().call(format!("CLUSTER KEYSLOT {KEY}")).int();
         let mut slot = Slot { nodes, ids, number: number - 1 };
-        // A node that loses its last slot becomes a replica. So the target keeps the slot next to
-        // this one.
+        // A node that loses its last slot becomes a replica. So the second node gets the slot
+        // before this one, and keeps it.
         slot.hand_over(0, 1);
         slot.number = number;
         slot

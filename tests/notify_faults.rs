@@ -165,7 +165,7 @@ fn notified_waiter(server: &Server) -> (Client, Client) {
 }
 
 /// The lock is granted before the server becomes a replica, and the message would come after that.
-/// Now only the new primary knows the holder.
+/// Only the new primary may say who holds the lock.
 #[test]
 fn grant_in_the_turn_of_a_demotion_is_not_sent() {
     for server in Server::for_each(EXCLUSIVE) {

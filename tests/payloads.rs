@@ -6,7 +6,7 @@ use crate::support::{Client, Command, Reply, Server, eventually, two_nodes};
 
 const SOON: Duration = Duration::from_secs(5);
 const DAY_US: u64 = 24 * 3600 * 1_000_000;
-/// The highest token that is granted. Payloads may have higher ones.
+/// The highest token that is granted.
 const HIGHEST_TOKEN: u64 = (1 << 53) - (1 << 49);
 const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
 

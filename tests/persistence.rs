@@ -9,7 +9,7 @@ use crate::support::{ALL, Client, Command, Family, MUTEX, Reply, Server, Stopwat
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Files store whole milliseconds of the wall clock, so each step may round up by up to 1 ms.
+/// Files store whole milliseconds of the wall clock, so each save and load may add up to 1 ms.
 const ROUNDING_MS: i64 = 5;
 
 /// Locks of all kinds in several states, with the owner, count and token expected for each key.

@@ -259,7 +259,7 @@ fn closing_the_connection_of_a_reader_ends_only_that_reader() {
 }
 
 #[test]
-fn forcerelease_ends_every_hold_and_grants_the_queue_once() {
+fn forcerelease_ends_every_hold_and_grants_the_next_waiter_once() {
     let server = Server::start();
     let mut client = server.client();
     for owner in ["a", "b", "c"] {

@@ -53,8 +53,8 @@ fn permits_are_acquired_and_released() {
     assert_eq!(available(&mut client), 3);
 }
 
-/// Each client counts its permits after its grant and until before its release, so the sum never
-/// exceeds the permits granted by the server.
+/// Each client adds its permits to the sum after its grant, and subtracts them before its release.
+/// So the sum never exceeds the permits granted by the server.
 #[test]
 fn permits_never_exceed_the_limit_under_1000_clients() {
     const CLIENTS: i64 = 1000;

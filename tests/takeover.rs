@@ -100,8 +100,8 @@ fn grant_in_the_turn_of_a_demotion_is_kept_until_its_owner_asks_again() {
         other => panic!("{other:?}"),
     }
     let held = client.holder("job").expect("a holder");
-    // During one of these turns the timer fires. It drops the pending work on the key, because only
-    // a primary may undo the grant.
+    // During one of these turns the timer fires. It drops the pending undo of the grant, because a
+    // new primary may already have confirmed it to the owner.
     for _ in 0..10 {
         client.call("PING");
     }

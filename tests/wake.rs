@@ -156,7 +156,7 @@ fn run_way(server: &Server, way: &Way, run: fn(&mut Client, Command) -> Reply) {
         (SessionEnds, _) => drop(holder),
         (_, Some(command)) => {
             let reply = run(&mut client, command);
-            // A command that does nothing must not let the way pass.
+            // Fail if the command did nothing.
             assert!(!matches!(reply, Reply::Error(_) | Reply::Nil), "{reply:?}");
         }
         (_, None) => {}

@@ -61,7 +61,7 @@ pub struct Holder {
 
 impl Holder {
     /// The fields that are equal on every copy of a lock. The remaining lease is not one of them,
-    /// because it runs.
+    /// because it counts down.
     pub fn identity(&self) -> (&str, i64, i64) {
         (&self.owner, self.holds, self.token)
     }

@@ -4,8 +4,8 @@ use super::client::Client;
 use super::reply::Reply;
 use super::server::Server;
 
-/// Describes the parts of a lock that are equal on every copy. Remaining leases and waits differ,
-/// because they run, and a connection is only known to its own server.
+/// Describes the parts of a lock that are equal on every copy. Remaining leases and waits count
+/// down, and a connection is only known to its own server.
 #[track_caller]
 pub fn describe_lock(client: &mut Client, key: &str) -> String {
     let info = client.call(format!("RLOCK.INFO {key}"));
