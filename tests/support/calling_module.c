@@ -8,7 +8,8 @@
  * returns the reply to that call. CALLER.TIMER starts a timer of one hour that does nothing.
  * CALLER.SELECT selects a database of one digit, in which the client stays.
  *
- * The module needs no server header: its load function receives a function that finds all others. */
+ * The module needs no server header, because its load function receives a function that finds all
+ * others. */
 
 #include <stddef.h>
 

@@ -38,7 +38,7 @@ impl OwnedProcess {
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
-        // SAFETY: `status` outlives the call. A child that has stopped is only reported, not reaped.
+        // SAFETY: `status` outlives the call. A stopped child is only reported, not reaped.
         let id = unsafe { libc::waitpid(self.id(), &mut status, libc::WUNTRACED) };
         assert!(id == self.id() && libc::WIFSTOPPED(status), "the process has ended");
     }
