@@ -22,7 +22,7 @@ fn timed_wait_times_out_with_nil() {
 }
 
 #[test]
-fn request_that_timed_out_is_never_granted() {
+fn request_that_got_nil_is_never_granted() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
