@@ -1,44 +1,47 @@
-# Every action that a person takes. `make` lists them.
+# The commands of this project. `make` lists them.
 
 SHELL        := /bin/bash
 SERVER       ?= redis-server
-# Not Redis's own port: a machine with Debian's redis-server has that one taken.
+# Not 6379, which Debian's redis-server may already use.
 PORT         ?= 6390
 CLUSTER_PORT ?= 7000
 MODULE       := target/release/librlock.so
 BARE         := target/release/librlock_bare.so
 NEED          = SERVER=$(SERVER) ./scripts/need
-# Programs that cargo builds for a target: below target/, not among the user's own.
+# Programs that cargo installs for a target: below target/, not among the user's own.
 TOOLS         = PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH"
 
-# Where `make install` puts the module. Debian's unit for redis-server loads code from /usr/lib and /lib only.
+# Where `make install` puts the module. Debian's unit of redis-server loads code only from /usr/lib
+# and /lib.
 PREFIX       ?= /usr
 DESTDIR      ?=
 MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
 
-# The Debian package: its revision, its folder, and its maintainer, by Debian's own variables or by git.
+# The Debian package: revision, folder, and maintainer (from Debian's variables or git).
 REVISION     ?= 1
 DEBS         ?= target/debian
 MAINTAINER    = $${DEBFULLNAME:-$$(git config user.name || id -un)} <$${DEBEMAIL:-$$(git config user.email || echo $$(id -un)@$$(hostname))}>
 
-# How long and how often campaigns run.
+# The length of campaigns.
 SECONDS      := 60
 MINUTES      ?= 60
 SEED         ?= 1
 STATES       ?= 1000000
 OPERATIONS   ?= 10000000
-# The checker of histories. CHECK=target/debug/rlock-check uses a build that is there already.
+# The checker of histories. CHECK=target/debug/rlock-check uses an existing build.
 CHECK        ?= cargo run --quiet --profile checker --package rlock-check --
-# `make coverage` fails below this percentage of lines, not counting files that are tests.
+# `make coverage` fails below this percentage of lines. Test files do not count.
 LINES        ?= 97
 TEST_CODE     = /tests/|/tests\.rs|strategies\.rs
 
-# `make mutants` tries the changes since BASE; ALL=1 tries every mutant, SHARD=0/8 an eighth of them.
+# `make mutants` tries the changes since BASE; ALL=1 tries every mutant, SHARD=0/8 an eighth of
+# them.
 BASE         ?= origin/main
 PACKAGE      ?= core
 JOBS         ?= 2
 
-# `make bench-peers`: rounds for each peer, seconds for each cell, and the pages to write; SIZING= leaves the second one alone.
+# `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. SIZING= skips the
+# second.
 ROUNDS       ?= 5
 # `make bench-against`: the revision, and the sections.
 REV          ?= HEAD
@@ -47,7 +50,7 @@ CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
 SIZING       ?= docs/operations.md
 
-# What a target needs installed: to build, and for most of them a server.
+# What a target needs installed: the tools to build, and for most targets a server.
 NEEDS         = build
 
 .DEFAULT_GOAL := help
@@ -67,18 +70,18 @@ deb: NEEDS = build deb
 build: ## Build the module: target/release/librlock.so
 	@$(NEED) $(NEEDS)
 	cargo build --release --package rlock
-	@# The tests refuse a module that is older than the sources; cargo leaves it alone if only tests have changed.
+	@# The tests refuse a module older than the sources, but cargo does not rebuild it if only tests changed.
 	@touch $(MODULE)
 
-run: free-port build ## Build the module, start a server with it, and show what to type; DATA=folder keeps the data
+run: free-port build ## Build the module, start a server with it, and print commands to try; DATA=folder keeps the data
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(PORT) DATA=$(DATA) ./scripts/run
 
-# Before a long build begins.
+# Fails before a long build begins.
 free-port:
 	@! (exec 3<>/dev/tcp/127.0.0.1/$(PORT)) 2>/dev/null || \
 	  { echo "rlock: port $(PORT) is in use; choose another one: PORT=6400 make run" >&2; exit 1; }
 
-cluster: build ## Start a local cluster with the module, three masters and three replicas, and show what to type
+cluster: build ## Start a local cluster with the module, three masters and three replicas, and print commands to try
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./scripts/cluster
 
 demo: ## Let 1000 clients count to 1000 under one lock
@@ -86,7 +89,7 @@ demo: ## Let 1000 clients count to 1000 under one lock
 	cargo build --release --package rlock --package rlock-bench
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
 
-# A running server keeps the file that it has mapped; a restarted one loads the new file.
+# A running server keeps the old file mapped. It loads the new file when it restarts.
 install: ## Install the built module for Debian's redis-server; PREFIX and DESTDIR as usual
 	@[ -e $(MODULE) ] || { echo "rlock: $(MODULE) is missing: run make build" >&2; exit 1; }
 	install -d -m 755 $(MODULES)
@@ -104,13 +107,13 @@ deb: build ## Build the Debian package in target/debian/: module, configuration,
 
 ##@ Develop
 
-test: build ## Test the core, the module, the client and the command line tool, and report at the end (6 minutes after the build)
+test: build ## Test the core, the module, the client and the command line tool (6 minutes after the build)
 	SERVER=$(SERVER) ./scripts/test core module client cli
 
-test-all: build ## The same, and the module with waiters by NOTIFY, the tools' own tests, and the examples in doc comments
+test-all: build ## Run `make test`, the module with NOTIFY waiters, the tests of the tools, and the doc examples
 	SERVER=$(SERVER) ./scripts/test core module client cli notify tools docs
 
-lint: ## Check format, lints, that no modules use each other in a circle, and the subjects of new commits
+lint: ## Check format, lints, module cycles, and the subjects of new commits
 	@$(NEED) build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features rlock-client/tls-rustls -- -D warnings
@@ -121,47 +124,47 @@ lint: ## Check format, lints, that no modules use each other in a circle, and th
 lines: ## Count the lines of code, by crate and folder
 	./scripts/lines
 
-msrv: ## Check the client and the core with the oldest Rust that they promise to build with
+msrv: ## Check the client and the core with the oldest supported Rust
 	@./scripts/msrv
 
-client-api: ## Compare the client's public API with client/public-api.txt (needs a nightly Rust); WRITE=1 writes that anew
+client-api: ## Compare the client's public API with client/public-api.txt (needs a nightly Rust); WRITE=1 updates that file
 	cargo run --quiet --package rlock-client-api -- $(if $(WRITE),--write)
 
 picture: build ## Draw `rlock top` over a thousand contended locks into docs/rlock-top.svg
 	RLOCK_PICTURE=$(CURDIR)/docs/rlock-top.svg RLOCK_SERVER=$(SERVER) cargo test --package rlock-cli --test cli -- picture::
 
-clean: ## Remove everything that was built, and the servers of the matrix
+clean: ## Remove all build results, and the servers of the matrix
 	cargo clean
 	rm -rf .servers
 
 ##@ Verify
 
-campaigns: build ## Run the long forms of the random tests and of those that kill servers (6 minutes)
+campaigns: build ## Run the long forms of the random tests and of the tests that kill servers (6 minutes)
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test-all --test module -- --test-threads=2 \
 	  convergence:: damaged_files:: kill:: lazy_free:: listeners_storm:: many_storm:: mutations:: notify_crowd:: quarantine:: storm::
 	RLOCK_DEADLOCK_REQUESTS=1000000 PROPTEST_CASES=20000 cargo test --release --package rlock-core
 
-test-matrix: build ## Test the module on every server of Debian's suites, in both ways of waiting (25 minutes); SERVERS=valkey-trixie for one
+test-matrix: build ## Test the module on every server of Debian's suites, blocked and with NOTIFY (25 minutes); SERVERS=valkey-trixie for one
 	cargo test-all --test module --no-run
 	@./scripts/matrix $(SERVERS)
 
-check: build ## Record what clients see for SECONDS, and check the record against the guarantees; SEED=n for other choices
+check: build ## Record what clients observe for SECONDS, and check it against the guarantees; SEED=n for other choices
 	$(CHECK) run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
 
-check-crashes: build ## The same while the server is killed, stopped, and loses connections
+check-crashes: build ## Run `make check` while the server is killed and suspended, and loses connections
 	$(CHECK) run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED) --crashes
 
-test-faults: build ## Check what clients see under each fault for SECONDS, on each server of the matrix; SERVERS=redis-server, NAMES=kill
+test-faults: build ## Check what clients observe under each fault for SECONDS, on each server of the matrix; SERVERS=redis-server, NAMES=kill
 	@SECONDS_EACH=$(SECONDS) SEED=$(SEED) NAMES="$(NAMES)" CHECK="$(CHECK)" ./scripts/faults $(SERVERS)
 
 check-speed: ## Check a generated history of OPERATIONS, and print how long that takes
 	$(CHECK) speed --operations $(OPERATIONS)
 
-check-worlds: ## Try every order of steps in small worlds beside oracles: at least STATES states; WRITE=1 writes the table of docs/internals/checks.md
+check-worlds: ## Try every order of steps in small worlds, at least STATES states, against oracles; WRITE=1 records the table
 	@$(NEED) build
 	@STATES=$(STATES) ./scripts/worlds $(if $(WRITE),docs/internals/checks.md)
 
-check-mutants: ## Build the module with each fault of verify/check/mutants, and write down which check notices it; NAMES=fifo for some
+check-mutants: ## Build the module with each fault of verify/check/mutants, and record which check notices it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
 	$(CHECK) mutants --server $(SERVER) --write docs/guarantees.md $(NAMES)
@@ -175,16 +178,17 @@ mutants: build ## Try small changes of PACKAGE (core or client) since BASE again
 	@$(NEED) server mutants
 	@$(TOOLS) SERVER=$(SERVER) PACKAGE=$(PACKAGE) BASE=$(BASE) ALL=$(ALL) SHARD=$(SHARD) FILE=$(FILE) JOBS=$(JOBS) ./scripts/mutants
 
-fuzz: ## Feed the core generated input for SECONDS per target: arguments, payloads, effects, commands; WRITE=1 counts the runs
+fuzz: ## Feed generated input to the core for SECONDS per target; TARGETS="payload effect", WRITE=1 records the counts
 	@$(NEED) build
 	SECONDS_EACH=$(SECONDS) ./scripts/fuzz
 
-test-asan: ## Test the module under AddressSanitizer, with a search for leaks; TESTS="sessions:: notify::" for some (needs nightly)
+test-asan: ## Test the module under AddressSanitizer, and search for leaks; TESTS="sessions:: notify::" for some (needs nightly)
 	@$(NEED) build server nightly
 	@SERVER=$(SERVER) ./scripts/asan $(TESTS)
 
-# Miri interprets each step, so random tests run a few short cases, and tests with hundreds of waiters are left out (they say
-# so themselves). With isolation the stories' files could not be read.
+# Miri interprets each step, so random tests run a few short cases, and tests with hundreds of
+# waiters are skipped (they check for Miri themselves). Under isolation the files of the stories
+# could not be read.
 miri: ## Test the core under Miri, long tests in a short form (needs nightly)
 	@$(NEED) build miri
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1 \
@@ -213,11 +217,11 @@ client-cancel: build ## Drop 10,000 acquisitions of the client at random moments
 client-faults: build ## Cut, delay and drop the client's connections (16 minutes), then kill servers under it for MINUTES=30
 	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=2 \
 	  cut_connections:: faults:: multitude:: partitions::
-	@# One after the other, so that MINUTES is the time of all campaigns together.
+	@# One at a time, so that MINUTES is the total time of all campaigns.
 	RLOCK_MINUTES=$(MINUTES) RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --test client -- --test-threads=1 \
 	  --nocapture chaos::
 
-test-clients: build ## Judge the clients of all languages by clients/conformance, and write its RESULTS.md; CLIENTS="python go" SHORT=1 for less
+test-clients: build ## Test the clients of all languages with clients/conformance, and write its RESULTS.md; CLIENTS="python go" SHORT=1 for less
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/clients $(CLIENTS)
 
@@ -229,13 +233,13 @@ test-monitoring: build ## Run every query of the dashboard and the alerts on a r
 	@$(NEED) server
 	./scripts/monitoring $(MODULE) $(SERVER)
 
-test-peers: build ## Try each lock of bench/peers/: does it exclude, and what does a crash leave; PEERS="etcd redlock" for some
+test-peers: build ## Check that each lock of bench/peers/ excludes, and what a crash leaves; PEERS="etcd redlock" for some
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./bench/peers/try $(PEERS)
 
 demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
 	@$(NEED) root
-	@# Each into a folder of its own: cargo-deb removes older revisions.
+	@# Into separate folders, because cargo-deb removes older revisions.
 	$(MAKE) deb REVISION=1 DEBS=target/demo/1
 	$(MAKE) deb REVISION=2 DEBS=target/demo/2
 	cp target/demo/[12]/*.deb target/demo/
@@ -243,7 +247,7 @@ demo-install: ## Install, use, upgrade and remove the package in a clean Debian,
 
 ##@ Measure
 
-bench: ## Measure the module and its longest pauses, and write docs/benchmarks-module.md; SECTION=memory for one part, shown only (WRITE=1 writes it)
+bench: ## Measure the module and its longest pauses, and write docs/benchmarks-module.md; SECTION=memory prints one part (WRITE=1 writes it)
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
 	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(CURRENT:%=--current %) $(SECTION) \
@@ -254,7 +258,7 @@ bench-current: build ## Measure a pair on current servers, against DELEX IFEQ an
 	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) \
 	  --rounds $(ROUNDS) $(if $(WRITE),--page docs/benchmarks-module.md) current-servers
 
-bench-against: build ## Measure sections with this module and with that of REV in turns: how much of its results these are; SECTIONS="memory", ROUNDS=15
+bench-against: build ## Measure sections with this module and with REV's in turns, and print the ratio; SECTIONS="memory", ROUNDS=15
 	@$(NEED) server
 	rm -rf target/against/tree && mkdir -p target/against/tree
 	git archive $(REV) | tar --extract --directory target/against/tree

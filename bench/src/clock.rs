@@ -1,4 +1,4 @@
-//! The one place that reads the clocks of this machine.
+//! The only module that reads the clocks of this machine.
 
 use std::fs;
 use std::time::{Duration, Instant, SystemTime};
@@ -17,7 +17,7 @@ pub fn utc_date() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-/// The CPU time that this process has used so far, all its threads together.
+/// The CPU time that all threads of this process have used so far.
 #[must_use]
 pub fn process_cpu() -> Duration {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -35,26 +35,26 @@ pub fn as_ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// What the kernel's scheduler has counted for a thread, from its `schedstat` file.
+/// The counters of the kernel's scheduler for a thread, from its `schedstat` file.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadTimes {
     /// How long the thread has run.
     pub cpu_ns: u64,
-    /// How long it has waited for a CPU although it could have run: what others have taken from it.
+    /// How long the thread waited for a CPU although it could have run.
     pub waited_ns: u64,
 }
 
 impl ThreadTimes {
-    /// Those of the calling thread; `None` where the kernel does not tell.
+    /// The counters of the calling thread; `None` if the kernel does not provide them.
     #[must_use]
     pub fn own() -> Option<Self> {
         Self::from_file("/proc/thread-self/schedstat")
     }
 
-    /// Those of the main thread of a process; `None` where the kernel does not tell.
+    /// The counters of the main thread of a process; `None` if the kernel does not provide them.
     ///
-    /// The kernel brings the figures up to date whenever the thread is scheduled away, and else once per tick, so they
-    /// are exact while the thread sleeps and up to a tick old while it runs.
+    /// The kernel updates them when the thread is scheduled away, and otherwise once per tick. They
+    /// are exact while the thread sleeps, and up to one tick old while it runs.
     #[must_use]
     pub fn of_main_thread(process_id: u32) -> Option<Self> {
         Self::from_file(&format!("/proc/{process_id}/task/{process_id}/schedstat"))

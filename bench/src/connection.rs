@@ -1,4 +1,4 @@
-//! One blocking connection: commands out, replies in, nothing in between.
+//! One blocking connection that sends commands and reads replies.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,11 +8,11 @@ use anyhow::{Context, Result, bail};
 
 use crate::resp::{self, Frame, Inbox};
 
-/// Longer than any reply may take in most measurements.
+/// Longer than any reply takes in most measurements.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Enough for the replies to a whole batch of commands.
 const READ_BYTES: usize = 64 * 1024;
-/// What is read at once of replies that nobody looks at.
+/// How many bytes of skipped replies are read at once.
 const SKIP_BYTES: usize = 1024 * 1024;
 
 /// A connection on which the caller waits for its replies.
@@ -26,7 +26,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If nobody listens there.
+    /// If no server listens there.
     pub fn open(address: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
@@ -34,20 +34,21 @@ impl Connection {
         Ok(Self { stream, inbox: Inbox::new(READ_BYTES) })
     }
 
-    /// Sends encoded commands. The caller reads as many replies.
+    /// Sends encoded commands. The caller has to read one reply for each.
     ///
     /// # Errors
     ///
-    /// If the connection is gone.
+    /// If the connection is lost.
     pub fn send(&mut self, commands: &[u8]) -> Result<()> {
         self.stream.write_all(commands).context("cannot send to the server")
     }
 
-    /// Says how long to wait for a reply, or for room to send, instead of a minute for the one and for ever for the other.
+    /// Sets the time to wait for a reply or for room to send. The defaults are a minute for replies
+    /// and no limit for sending.
     ///
     /// # Errors
     ///
-    /// If the connection is gone.
+    /// If the connection is lost.
     pub fn set_patience(&mut self, patience: Duration) -> Result<()> {
         self.stream.set_read_timeout(Some(patience)).context("cannot set a timeout")?;
         self.stream.set_write_timeout(Some(patience)).context("cannot set a timeout")
@@ -57,12 +58,13 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If the connection ends or the server is silent for too long.
+    /// If the connection ends, or the server does not reply in time.
     pub fn reply(&mut self) -> Result<Frame<'_>> {
-        self.try_reply()?.context("the server is silent")
+        self.try_reply()?.context("the server did not reply in time")
     }
 
-    /// Waits for the next reply; `None` if the server is silent for too long. The reply may still come.
+    /// Waits for the next reply; `None` if the server does not reply in time. The reply may still
+    /// arrive later.
     ///
     /// # Errors
     ///
@@ -73,7 +75,7 @@ impl Connection {
                 return Ok(Some(self.inbox.take(len)));
             }
             match self.inbox.fill_from(&mut self.stream) {
-                Ok(0) => bail!("the server has closed the connection"),
+                Ok(0) => bail!("the server closed the connection"),
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
                 Err(error) => return Err(error).context("no reply from the server"),
@@ -81,8 +83,8 @@ impl Connection {
         }
     }
 
-    /// Reads and forgets replies until one ends what has arrived with `end`. For replies that are too long to be looked
-    /// at.
+    /// Reads and discards replies, until the data ends with `end`. For replies that are too long to
+    /// be parsed.
     ///
     /// # Errors
     ///
@@ -93,7 +95,7 @@ impl Connection {
         while !tail.ends_with(end) {
             let count = self.stream.read(&mut chunk).context("no reply from the server")?;
             if count == 0 {
-                bail!("the server has closed the connection");
+                bail!("the server closed the connection");
             }
             tail.extend_from_slice(&chunk[..count]);
             tail.drain(..tail.len().saturating_sub(end.len()));

@@ -1,9 +1,9 @@
-//! What the benchmark and the demo have in common: a server of their own, and cheap clients.
+//! Code that the benchmark and the demo share: a server of their own, and cheap clients.
 //!
-//! A benchmark measures the server only as far as its client stays out of the way, so nothing here
-//! is a general Redis client: commands are encoded by hand into buffers that are used again, and a
-//! reply is checked byte for byte where it is known beforehand. A reply that is not the expected one
-//! is always an error: a figure proves something only if the thing measured really happened.
+//! A benchmark measures the server only if its client stays out of the way, so this is not a
+//! general Redis client: it encodes commands by hand into reused buffers, and compares replies byte
+//! by byte where they are known in advance. An unexpected reply is always an error: a figure proves
+//! something only if the measured operation really happened.
 
 #![warn(clippy::unwrap_used)]
 

@@ -1,9 +1,9 @@
-//! `rlock-bench`: what the rlock module costs, always against what one would use without it.
+//! `rlock-bench`: the costs of the rlock module, always compared with the alternative without it.
 //!
-//! Each section starts a server of its own and measures the two sides of a comparison in turns on it
-//! (A B A B …), so that whatever else the machine does meets both; a result is the median of the
-//! quotients of the rounds. Costs are the CPU time of the server's main thread wherever a client's own
-//! speed would blur the answer. `stalls` is different: it looks for the longest pause that others feel.
+//! Each section starts its own server and measures both sides of a comparison in turns on it (A B A
+//! B …), so that other load of the machine affects both. A result is the median of the ratios of
+//! the rounds. Costs are CPU time of the server's main thread wherever the client's own speed would
+//! blur the result. `stalls` differs: it looks for the longest pause that other clients experience.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ mod sections;
 
 use report::{Header, Line, Report, SectionReport};
 
-/// Measures the rlock module against its peers, each on a redis-server of its own.
+/// Measures the rlock module against its peers, each on a redis-server of its own
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -28,19 +28,22 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     module: PathBuf,
 
-    /// The module with the barest lock, librlock_bare.so: for `floor`, which is left out without it
+    /// The module with the smallest lock, librlock_bare.so, for `floor`; without it `floor` is
+    /// skipped
     #[arg(long, value_name = "PATH")]
     bare: Option<PathBuf>,
 
-    /// A current server's program, for `current-servers`, which is left out without one; may be given several times
+    /// Program of a current server, for `current-servers`, which is skipped without one; may be
+    /// repeated
     #[arg(long, value_name = "PATH")]
     current: Vec<PathBuf>,
 
-    /// Another module to measure in turns with it; shown is how much of each result of that one the result of this one is
+    /// Another module to measure in turns; prints the ratio of each result of --module to that of
+    /// this module
     #[arg(long, value_name = "PATH", conflicts_with_all = ["page", "bare"])]
     against: Option<PathBuf>,
 
-    /// The server's program
+    /// Program of the server
     #[arg(long, value_name = "PATH", default_value = "redis-server")]
     server: PathBuf,
 
@@ -48,31 +51,31 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
     rounds: usize,
 
-    /// How often each case of `stalls` is played, `notify`, and the crowds of `client`
+    /// How often each case of `stalls`, `notify`, and the crowds of `client` are repeated
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     stall_rounds: usize,
 
-    /// Play only the cases of `stalls` whose names begin so
+    /// Run only the cases of `stalls` whose names begin with CASE
     #[arg(long, value_name = "CASE", default_value = "")]
     stall: String,
 
-    /// How many locks `memory` and `mass-expiry` hold
+    /// Number of locks that `memory` and `mass-expiry` hold
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     locks: usize,
 
-    /// How many requests wait in `notify`
+    /// Number of waiting requests in `notify`
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     requests: usize,
 
-    /// Also write everything, round by round, to this file
+    /// Also write all results, round by round, to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Also write a page in Markdown to this file; what it says of other sections stays
+    /// Also write a page in Markdown to this file; other sections of that page are kept
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
 
-    /// What to measure; everything if none is named
+    /// Sections to measure; all if none is given
     #[arg(value_name = "SECTION")]
     sections: Vec<Section>,
 }
@@ -83,7 +86,7 @@ enum Section {
     Uncontended,
     /// The same on current servers, against SET NX PX and their own compare-and-delete commands
     CurrentServers,
-    /// What of that is the server's own: a ladder from an empty command to scripts
+    /// The server's own share of the costs: steps from an empty command to scripts
     Floor,
     /// Pass one lock around 64 connections, against BLPOP
     Handover,
@@ -91,19 +94,21 @@ enum Section {
     QueueLength,
     /// Memory of a held lock, against SET NX PX
     Memory,
-    /// A million requests that wait over 100 connections: their memory, and what others feel when they end
+    /// A million requests that wait over 100 connections: their memory, and what other clients
+    /// experience when they end
     Notify,
-    /// A million leases that end in one second
+    /// A million leases that expire within one second
     MassExpiry,
-    /// From the end of a lease to the next owner
+    /// The time from the end of a lease to the reply of the next owner
     Punctuality,
     /// A fair lock's queue with 10, 1000 and 100,000 places
     Fair,
-    /// The client crate: what it adds to redis-rs alone, and what idle guards and waiting tasks cost
+    /// The client crate: what it adds to redis-rs alone, and what idle guards and waiting tasks
+    /// cost
     Client,
-    /// Waiting beside 10 and beside 10,000 waiters that form no circle
+    /// Waiting next to 10 and next to 10,000 waiters that form no circle
     Deadlock,
-    /// What others feel while one client is expensive
+    /// What other clients experience while one client is expensive
     Stalls,
 }
 
@@ -134,7 +139,7 @@ impl Section {
             Self::Client => sections::client::measure(&mut server, rounds, arguments.stall_rounds),
             Self::Deadlock => sections::deadlock::measure(&mut server, rounds),
             Self::Stalls => {
-                // Each of its cases has a server of its own.
+                // Each case starts its own server.
                 drop(server);
                 sections::stalls::measure(&config, arguments.stall_rounds, &arguments.stall)
             }
@@ -175,7 +180,7 @@ fn main() -> Result<()> {
     }
     let mut report = Report { header: header(&arguments)?, sections: Vec::new() };
     let outcome = measure_all(&arguments, &mut report.sections);
-    // What was measured before a failure is not lost.
+    // Results from before a failure are still printed.
     if !report.sections.is_empty() {
         println!("{report}");
     }
@@ -191,7 +196,7 @@ fn main() -> Result<()> {
     outcome
 }
 
-/// Measures a section with this module and with another one, in turns of one round.
+/// Measures a section with this module and with another one, one round at a time in turns.
 fn compare(section: Section, arguments: &Arguments, other: &Path) -> Result<Vec<Line>> {
     let of = |module: &Path| Arguments { module: module.to_owned(), rounds: 1, ..arguments.clone() };
     let (these, others) = (of(&arguments.module), of(other));

@@ -1,4 +1,4 @@
-//! The strings that stand for locks and owners, of the length that they have in real use.
+//! The names of locks and owners, as long as in real use.
 
 /// The name of the lock number `index`: `lock:order:0000123`.
 pub fn lock_key(index: usize) -> String {

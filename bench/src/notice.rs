@@ -1,35 +1,36 @@
-//! What the module publishes to a request that waits with `NOTIFY`, as a subscriber receives it.
+//! The messages that the module publishes for a request that waits with `NOTIFY`, as a subscriber
+//! receives them.
 
 use anyhow::{Context, Result, bail};
 
 use crate::resp::Frame;
 
-/// How a wait has ended.
+/// The end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     /// The lock was granted, with this token.
     Granted(u64),
-    /// The time was over.
+    /// The wait timed out.
     Nil,
     /// Anything else.
     Error,
 }
 
-/// A message of the module's: the id of the request, and how its wait has ended.
+/// A message of the module: the id of the request, and the end of its wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Notice {
     /// As in `REQ id`.
     pub id: u64,
-    /// How its wait has ended.
+    /// The end of its wait.
     pub outcome: Outcome,
 }
 
 impl Notice {
-    /// Takes a message apart.
+    /// Parses a message.
     ///
     /// # Errors
     ///
-    /// If it is no message of a channel, or none of the module's.
+    /// If it is not a message of a channel, or not one of the module's.
     pub fn from_frame(frame: Frame<'_>) -> Result<Self> {
         let text = frame.message()?;
         let read = || {
@@ -46,18 +47,18 @@ impl Notice {
         };
         match read() {
             Some(notice) => Ok(notice),
-            None => bail!("not a message of the module's: {}", text.escape_ascii()),
+            None => bail!("not a message of the module: {}", text.escape_ascii()),
         }
     }
 
-    /// The number of the request whose id is one more.
+    /// The index of the request. Ids begin at 1.
     ///
     /// # Errors
     ///
-    /// If there are only `count`.
+    /// If it is not below `count`.
     pub fn index(self, count: usize) -> Result<usize> {
         let index = usize::try_from(self.id)?.checked_sub(1);
-        index.filter(|index| *index < count).with_context(|| format!("nobody asked with the id {}", self.id))
+        index.filter(|index| *index < count).with_context(|| format!("no request has the id {}", self.id))
     }
 }
 
@@ -71,7 +72,7 @@ mod tests {
         let bytes = command(&[b"message", b"channel", message]);
         let mut inbox = Inbox::new(256);
         inbox.fill_from(&mut &bytes[..])?;
-        let len = inbox.next_len()?.context("not whole")?;
+        let len = inbox.next_len()?.context("incomplete reply")?;
         Notice::from_frame(inbox.take(len))
     }
 

@@ -1,6 +1,6 @@
-//! The page of a run, in Markdown: what was measured, where, and why a figure is as it is.
+//! The page of a run, in Markdown: what was measured, where, and why the figures are what they are.
 //!
-//! Every figure comes from the run. The words beside them explain, and hold whatever the figures are.
+//! Every figure comes from the run. The texts only explain, and hold for any figures.
 
 use std::fmt::Write as _;
 
@@ -8,75 +8,83 @@ use crate::report::{Header, Report, SectionReport};
 
 const HEAD: &str = "# Benchmarks of the module
 
-<!-- Written by `make bench`. Change the words in bench/src/page.rs, and let it write again. -->
+<!-- Written by `make bench`. Change the texts in bench/src/page.rs, and write the page again. -->
 
 ```sh
-make bench                         # everything, and this page
-make bench SECTION=uncontended     # one section, shown only
-make bench SECTION=memory WRITE=1  # one section, here as well
+make bench                         # all sections, and this page
+make bench SECTION=uncontended     # prints one section
+make bench SECTION=memory WRITE=1  # writes one section into this page
 ```
 
-How the module compares with other locks is in [benchmarks.md](benchmarks.md). Here each part of it is compared with what the server itself
-can do. Each section starts a server of its own and measures both sides in turns on it. A result is the median of the quotients of the
-rounds, with the smallest and the largest. Costs are the CPU time of the server's main thread where a client's own speed would blur the answer.
-An aim that is missed is shown as missed.
+[benchmarks.md](benchmarks.md) compares the module with other locks. This page compares each part of
+the module with what the server itself can do. Each section starts its own server and measures both
+sides in turns. A result is the median of the ratios of the rounds, with the smallest and the largest
+ratio. Costs are CPU time of the server's main thread where the client's own speed would blur the
+result. A missed aim is shown as missed.
 ";
 
-/// Why the figures of a section are as they are.
+/// Why the figures of a section are what they are.
 fn explanation(section: &str) -> &'static str {
     match section {
         "uncontended" => {
-            "A free lock is acquired and released again. `SET NX PX` and `DEL` is what a client pays that does not check who releases; with a \
-             script it does. Beside its own work the module pays for what the server does for any module: it opens the key, wraps the value, \
-             and counts each change."
+            "A free lock is acquired and released. `SET NX PX` and `DEL` are the costs of a client that does not check \
+             which owner releases; with a script it does. Besides its own work the module pays for what the server does \
+             for every module: it opens the key, wraps the value, and counts each change."
         }
         "floor" => {
-            "A ladder from an empty command to a lock in scripts, so that it can be seen what of a pair is the server's and what is the \
-             module's own. `bare` is a module with the least that could be called a lock: it opens the key, sets a value, replies; opens, compares, \
-             deletes, replies."
+            "Steps from an empty command to a lock in scripts, to tell the server's share of a pair from the module's \
+             own. `bare` is a module with the smallest possible lock. To acquire, it opens the key, sets a value and \
+             replies; to release, it opens, compares, deletes and replies."
         }
         "handover" => {
-            "One lock goes around 64 connections, against a list that does the same by `BLPOP` and `RPUSH`. A client that sleeps waits in `poll`, as \
-             most do; one that spins asks again and again, and makes the server the bottleneck. A hand-over by `BLOCK` costs what `BLPOP` has not: \
-             the pipe by which a module's unblocked client is told to the server. One by `NOTIFY` needs no connection of its own, but three messages \
-             where `BLPOP` has two: the release is answered, the next is told, and the request that waits anew is answered that it does. One \
-             lock is one chain, in which each hand-over waits for the client to wake up and for the server to wake up, whatever the server saves; with \
-             many locks at once the messages travel together. The same messages without a lock (`PUBLISH` to the next, and `PING`) are the least \
-             that a server can do over the same connections."
+            "One lock is passed around 64 connections, against a list that does the same with `BLPOP` and `RPUSH`. A \
+             client that sleeps waits in `poll`, as most clients do. One that spins polls all the time, so the server is \
+             the bottleneck. A hand-over with `BLOCK` has a cost that `BLPOP` does not have: the server learns of a \
+             module's unblocked client through a pipe. A hand-over with `NOTIFY` needs no connection of its own, but \
+             three messages where `BLPOP` needs two: the reply to the release, the notice to the next owner, and the \
+             reply to its new request, which says that it waits. One lock is one chain: each hand-over waits for the \
+             client and for the server to wake up, whatever the server saves. With many locks at once the messages travel \
+             together. The same messages without a lock (`PUBLISH` to the next client, and `PING`) are the minimum for a \
+             server over the same connections."
         }
         "queue-length" => {
-            "The same with few and with many waiters: the server's work for one hand-over does not depend on how many wait."
+            "The same with few and with many waiters: the server's work for one hand-over does not depend on the number \
+             of waiters."
         }
         "memory" => {
-            "A lock has what a string has not: a token, a count, the lease that was given, and a place in the order of deadlines, which has to name \
-             the key and so keeps a copy of it. The server's own part of a module value comes on top."
+            "A lock has data that a string does not have: a token, a count, the granted lease, and an entry in the order \
+             of deadlines, which keeps a copy of the key's name. The server's own part of a module value comes on top."
         }
         "notify" => {
-            "Requests that wait without a blocked connection: what one of them takes, and the longest PING of another client while all of \
-             them come, are granted one after the other, lose half of their connections, or time out in one second. While locks are passed on, \
-             a thousand commands are under way at any time, and a PING waits for all that are before it: the same number of messages, \
-             published by clients without a lock, shows the server's own part of that."
+            "Requests that wait without a blocked connection: the memory for one of them, and the longest PING of another \
+             client while all of them begin to wait, are granted one after the other, lose half of their connections, or \
+             time out within one second. While locks are passed on, a thousand commands are under way at any time, and a \
+             PING waits for all commands before it. The same number of messages, published by clients without a lock, \
+             shows the server's own share of that."
         }
         "mass-expiry" => {
-            "The module ends leases for a few milliseconds at a time, and then lets others have their turn. The longest PING contains what the machine \
-             itself took away: compare the idle server right before, and the time that the server waited for a CPU."
+            "The module expires leases for a few milliseconds at a time, and then lets the server execute other commands. \
+             The longest PING includes the time that the machine itself took: compare it with the idle server just \
+             before, and with the time that the server waited for a CPU."
         }
-        "punctuality" => "From the deadline of a lease to the next owner's reply, as the client sees it.",
+        "punctuality" => "The time from the deadline of a lease to the reply of the next owner, as the client sees it.",
         "fair" => "Taking a place, leaving from the middle, and a hand-over, in a short and in a long queue.",
-        "client" => "The crate rlock-client against the same commands by redis-rs.",
+        "client" => "The crate rlock-client, against the same commands with redis-rs.",
         "deadlock" => {
-            "A request that does not wait searches nothing. One that waits is done after a step or two if it holds nothing that is waited for, or if \
-             those it waits for do not wait themselves, whatever else waits on the server. What costs is a request that links two long chains: both \
-             have to be walked, up to the limit of a search."
+            "A request that does not wait searches nothing. The search of one that waits ends after a step or two if its \
+             owner holds nothing that others wait for, or if the owners that it waits for do not wait themselves, \
+             whatever else waits on the server. Only a request that links two long chains is expensive: the search \
+             follows both, up to its limit."
         }
         "stalls" => {
-            "The longest PING of another client while one client does what is expensive, each with ordinary rights."
+            "The longest PING of another client while one client does something expensive. Each case needs only ordinary \
+             rights."
         }
         _ => "",
     }
 }
 
-/// The page. What `before` says of sections that were not measured now stays.
+/// Returns the page. The text of `before` about sections that were not measured now is kept.
 pub fn write(report: &Report, machine: &str, before: &str) -> String {
     let mut sections = sections_of(before);
     for section in &report.sections {
@@ -90,7 +98,7 @@ pub fn write(report: &Report, machine: &str, before: &str) -> String {
     format!("{HEAD}{texts}")
 }
 
-/// The sections of a page: their names, and their texts from the line before the heading to the end.
+/// The sections of a page: name, and text from the line before the heading to the end.
 fn sections_of(page: &str) -> Vec<(String, String)> {
     let mut sections: Vec<(String, String)> = Vec::new();
     for line in page.lines() {
@@ -102,7 +110,7 @@ fn sections_of(page: &str) -> Vec<(String, String)> {
             text.push('\n');
         }
     }
-    // Between two sections is a line that belongs to the second one.
+    // The empty line between two sections belongs to the second one.
     for (_, text) in &mut sections {
         text.truncate(text.trim_end().len());
         text.push('\n');
@@ -116,7 +124,7 @@ fn section_text(section: &SectionReport, header: &Header, machine: &str) -> Stri
     let mut text = format!("\n## {name}\n\n{}\n\n", explanation(name));
     let _ = writeln!(
         text,
-        "Redis {server_version}, {cpu_count} CPUs ({machine}), {date}, {rounds} rounds a side in turns.\n"
+        "Redis {server_version}, {cpu_count} CPUs ({machine}), {date}, {rounds} rounds per side, in turns.\n"
     );
     text.push_str("| measure | result | min | max | aim | met | figures |\n|---|---:|---:|---:|---|---|---|\n");
     for line in lines {
@@ -132,7 +140,7 @@ pub fn machine() -> String {
         let line = text.lines().find(|line| line.starts_with("model name"))?.to_owned();
         Some(line.split_once(':')?.1.trim().to_owned())
     };
-    std::fs::read_to_string("/proc/cpuinfo").ok().and_then(model).unwrap_or_else(|| "of an unknown model".to_owned())
+    std::fs::read_to_string("/proc/cpuinfo").ok().and_then(model).unwrap_or_else(|| "unknown model".to_owned())
 }
 
 #[cfg(test)]
@@ -151,7 +159,7 @@ mod tests {
         assert_eq!(write(&report("Monday", &["memory", "fair", "stalls"]), "a machine", &first), first);
         let second = write(&report("Tuesday", &["fair"]), "a machine", &first);
         assert_eq!((second.matches("Monday").count(), second.matches("Tuesday").count()), (2, 1));
-        let place = |text: &str| second.find(text).expect("it is there");
+        let place = |text: &str| second.find(text).expect("the text is on the page");
         assert!(
             place("## memory") < place("## fair")
                 && place("## fair") < place("Tuesday")

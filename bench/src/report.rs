@@ -1,13 +1,15 @@
-//! What a measurement found, and how it is shown: one line per question, as a table and as JSON.
+//! The results of a measurement, and how they are shown: one line per question, as a table and as
+//! JSON.
 //!
-//! A line keeps every round's figure. What the table shows of them is derived here and nowhere else,
-//! and a missed aim is shown, not punished: a benchmark reports.
+//! A line keeps the figure of every round. The figures of the table are derived here and nowhere
+//! else. A missed aim is shown, but does not fail the run.
 
 use comfy_table::presets::UTF8_FULL;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde::{Serialize, Serializer};
 
-/// Figures of the same thing, one per round or per sample, in the order in which they were taken.
+/// Figures of the same quantity, one per round or per sample, in the order in which they were
+/// taken.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(transparent)]
 pub struct Series(Vec<f64>);
@@ -18,19 +20,20 @@ impl Series {
         self.0.push(figure);
     }
 
-    /// How many figures there are.
+    /// The number of figures.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The quotients of two series that were taken in turns, round by round.
+    /// The ratios of two series that were taken in turns, round by round.
     pub fn ratio(&self, denominator: &Self) -> Self {
         debug_assert_eq!(self.0.len(), denominator.0.len());
         let pairs = self.0.iter().zip(&denominator.0);
         Self(pairs.map(|(above, below)| above / below).collect())
     }
 
-    /// The figure that `share` of all are not above (nearest rank); NaN if there is none.
+    /// The smallest figure that at least `share` of all figures do not exceed (nearest rank); NaN
+    /// for an empty series.
     pub fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -38,7 +41,7 @@ impl Series {
         sorted.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
     }
 
-    /// The middle figure, or the mean of the two in the middle.
+    /// The middle figure, or the mean of the two middle ones.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -61,11 +64,11 @@ impl Series {
     }
 }
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// A quotient of two figures of the same unit.
+    /// A ratio of two figures of the same unit.
     Ratio,
     /// Microseconds.
     Us,
@@ -75,11 +78,11 @@ pub enum Unit {
     Bytes,
     /// Events per second.
     PerSecond,
-    /// Hundredths.
+    /// Percent, without decimals.
     Percent,
-    /// Hundredths that are few.
+    /// Percent, with two decimals, for small values.
     PercentParts,
-    /// How many.
+    /// A number of things.
     Count,
 }
 
@@ -98,13 +101,13 @@ impl Unit {
     }
 }
 
-/// Which figure of a series stands for it.
+/// Which figure of a series represents it.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Statistic {
-    /// The middle one.
+    /// The median.
     Median,
-    /// The one that 99 of 100 are not above.
+    /// The 99th percentile.
     P99,
     /// The largest.
     Max,
@@ -128,13 +131,13 @@ impl Statistic {
     }
 }
 
-/// What a figure should be.
+/// The target for a figure.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aim {
-    /// Not above this.
+    /// At most this.
     AtMost(f64),
-    /// Not below this.
+    /// At least this.
     AtLeast(f64),
 }
 
@@ -154,7 +157,7 @@ impl Aim {
     }
 }
 
-/// A raw figure behind a line, of either side or of the surroundings.
+/// A raw figure behind a line, of either side or of the environment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     name: String,
@@ -164,12 +167,12 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// A figure that its median stands for.
+    /// A figure that is represented by its median.
     pub fn new(name: impl Into<String>, unit: Unit, rounds: &Series) -> Self {
         Self::of(Statistic::Median, name, unit, rounds)
     }
 
-    /// A figure that `statistic` stands for.
+    /// A figure that is represented by `statistic`.
     pub fn of(statistic: Statistic, name: impl Into<String>, unit: Unit, rounds: &Series) -> Self {
         Self { name: name.into(), unit, statistic, rounds: rounds.clone() }
     }
@@ -193,28 +196,28 @@ pub struct Line {
 }
 
 impl Line {
-    /// A line whose result is the quotient of two figures, round by round.
+    /// A line whose result is the ratio of two figures, round by round.
     pub fn ratio(measure: impl Into<String>, above: Figure, below: Figure) -> Self {
         let result = above.rounds.ratio(&below.rounds);
         Self::value(measure, Statistic::Median, Unit::Ratio, result).figure(above).figure(below)
     }
 
-    /// A line whose result is a figure of its own.
+    /// A line whose result is a single figure.
     pub fn value(measure: impl Into<String>, statistic: Statistic, unit: Unit, result: Series) -> Self {
         Self { measure: measure.into(), unit, statistic, result, aim: None, figures: Vec::new() }
     }
 
-    /// How much of another measurement of the same this one is.
+    /// The ratio of this measurement to another one of the same quantity.
     pub fn against(&self, other: &Self) -> Self {
         Self::value(self.measure.clone(), Statistic::Median, Unit::Ratio, self.result.ratio(&other.result))
     }
 
-    /// Adds what another round has come to.
+    /// Adds the result of another round.
     pub fn add_round(&mut self, round: &Self) {
         self.result.push(round.result.median());
     }
 
-    /// Says what the result should be.
+    /// Sets the aim.
     pub fn aim(mut self, aim: Aim) -> Self {
         self.aim = Some(aim);
         self
@@ -226,7 +229,8 @@ impl Line {
         self
     }
 
-    /// What the table shows: the measure, its result, the smallest, the largest, the aim, whether it is met, and raw figures, one a line.
+    /// The cells of the table: measure, result, minimum, maximum, aim, whether it is met, and the
+    /// raw figures, one per line.
     pub fn cells(&self) -> [String; 7] {
         let value = self.statistic.of(&self.result);
         let (aim, met) = match self.aim {
@@ -246,7 +250,7 @@ impl Line {
     }
 }
 
-/// All rounds of a result, with what the table shows of them.
+/// All rounds of a result, and the derived figures of the table.
 fn summary<S: Serializer>(series: &Series, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Summary<'a> {
@@ -266,34 +270,34 @@ fn summary<S: Serializer>(series: &Series, serializer: S) -> Result<S::Ok, S::Er
     .serialize(serializer)
 }
 
-/// Where and when the measurement was made.
+/// Where and when a measurement was made.
 #[derive(Debug, Serialize)]
 pub struct Header {
     /// The version of Redis.
     pub server_version: String,
     /// The CPUs that this process may use.
     pub cpu_count: usize,
-    /// UTC.
+    /// The date and time, in UTC.
     pub date: String,
-    /// How many rounds each side had.
+    /// The number of rounds of each side.
     pub rounds: usize,
 }
 
-/// Everything that a run has found.
+/// All results of a run.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Where and when.
+    /// Where and when it was made.
     pub header: Header,
-    /// In the order in which they were measured.
+    /// The sections, in the order in which they were measured.
     pub sections: Vec<SectionReport>,
 }
 
-/// What one section has found.
+/// The results of one section.
 #[derive(Debug, Serialize)]
 pub struct SectionReport {
-    /// As on the command line.
+    /// The name, as on the command line.
     pub name: String,
-    /// Its answers.
+    /// The lines of its table.
     pub lines: Vec<Line>,
 }
 
@@ -302,7 +306,7 @@ impl std::fmt::Display for Report {
         let header = &self.header;
         writeln!(
             formatter,
-            "Redis {}, {} CPUs, {}, {} rounds a side in turns",
+            "Redis {}, {} CPUs, {}, {} rounds per side, in turns",
             header.server_version, header.cpu_count, header.date, header.rounds
         )?;
         for section in &self.sections {

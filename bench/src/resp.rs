@@ -1,13 +1,14 @@
-//! RESP2 as far as a strict client needs it, and the pushes of RESP3: commands are written, replies are delimited and compared.
+//! The part of RESP2 that a strict client needs, and the pushes of RESP3. Commands are encoded;
+//! replies are delimited and compared.
 //!
-//! A reply stays the bytes that arrived. What is known beforehand is compared byte for byte; only
-//! integers and bulk strings are ever taken apart.
+//! A reply stays the bytes that arrived. Known replies are compared byte by byte; only integers,
+//! bulk strings and messages of channels are parsed.
 
 use std::io::{self, Read, Write};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Below this much free space an inbox makes room before it reads.
+/// With less free space than this, an inbox makes room before it reads.
 const MIN_READ_BYTES: usize = 1024;
 
 /// Appends one command to `out`.
@@ -21,7 +22,7 @@ pub fn push_command(out: &mut Vec<u8>, arguments: &[&[u8]]) {
     }
 }
 
-/// One command as bytes of its own.
+/// Encodes one command.
 #[must_use]
 pub fn command(arguments: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -29,16 +30,16 @@ pub fn command(arguments: &[&[u8]]) -> Vec<u8> {
     out
 }
 
-/// One whole reply, as it came.
+/// One complete reply, as it arrived.
 #[derive(Clone, Copy)]
 pub struct Frame<'a>(&'a [u8]);
 
 impl<'a> Frame<'a> {
-    /// Demands exactly these bytes.
+    /// Requires exactly these bytes.
     ///
     /// # Errors
     ///
-    /// If the reply is any other.
+    /// If the reply is different.
     pub fn expect(self, expected: &[u8]) -> Result<()> {
         ensure!(self.0 == expected, "expected the reply {}, got {self}", expected.escape_ascii());
         Ok(())
@@ -49,7 +50,7 @@ impl<'a> Frame<'a> {
         self.0 == b"+WAITING\r\n"
     }
 
-    /// Demands an integer.
+    /// Requires an integer.
     ///
     /// # Errors
     ///
@@ -62,11 +63,11 @@ impl<'a> Frame<'a> {
             .with_context(|| format!("expected an integer reply, got {self}"))
     }
 
-    /// Demands a bulk string.
+    /// Requires a bulk string.
     ///
     /// # Errors
     ///
-    /// If the reply is anything else, also if it is nil.
+    /// If the reply is anything else, including nil.
     pub fn bulk(self) -> Result<&'a [u8]> {
         let body = self.0.strip_prefix(b"$").and_then(|rest| {
             let line_end = find_line_end(rest)?;
@@ -75,7 +76,7 @@ impl<'a> Frame<'a> {
         body.with_context(|| format!("expected a bulk string, got {self}"))
     }
 
-    /// Demands a message of an ordinary channel, and returns its text.
+    /// Requires a message of an ordinary channel, and returns its text.
     ///
     /// # Errors
     ///
@@ -90,13 +91,13 @@ impl<'a> Frame<'a> {
         text.with_context(|| format!("expected a message of a channel, got {self}"))
     }
 
-    /// Whether nobody has asked for it: a push of RESP3.
+    /// Whether it is a push of RESP3, which answers no command.
     #[must_use]
     pub fn is_push(self) -> bool {
         self.0.starts_with(b">")
     }
 
-    /// Demands an array of so many elements.
+    /// Requires an array with `len` elements.
     ///
     /// # Errors
     ///
@@ -106,11 +107,11 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// Demands an error with this code.
+    /// Requires an error with this code.
     ///
     /// # Errors
     ///
-    /// If the reply is any other.
+    /// If the reply is different.
     pub fn expect_error(self, code: &str) -> Result<()> {
         ensure!(self.0.starts_with(format!("-{code} ").as_bytes()), "expected the error {code}, got {self}");
         Ok(())
@@ -124,7 +125,7 @@ impl std::fmt::Display for Frame<'_> {
     }
 }
 
-/// What has arrived on a connection and is not consumed yet.
+/// Data that has arrived on a connection and is not consumed yet.
 pub struct Inbox {
     bytes: Vec<u8>,
     consumed: usize,
@@ -132,7 +133,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An inbox that reads up to `read_bytes` at once. It grows for a reply that is longer.
+    /// An inbox that reads up to `read_bytes` at once. It grows for longer replies.
     #[must_use]
     pub fn new(read_bytes: usize) -> Self {
         Self { bytes: vec![0; read_bytes], consumed: 0, filled: 0 }
@@ -157,16 +158,16 @@ impl Inbox {
         Ok(count)
     }
 
-    /// The length of the next reply, if the whole of it is there.
+    /// The length of the next reply, if all of it has arrived.
     ///
     /// # Errors
     ///
-    /// If what is there is no RESP.
+    /// If the data is not RESP.
     pub fn next_len(&self) -> Result<Option<usize>> {
         frame_len(&self.bytes[self.consumed..self.filled])
     }
 
-    /// Consumes the reply whose length [`Inbox::next_len`] has told.
+    /// Consumes the reply whose length [`Inbox::next_len`] returned.
     pub fn take(&mut self, len: usize) -> Frame<'_> {
         let start = self.consumed;
         self.consumed += len;
@@ -178,7 +179,7 @@ impl Inbox {
     }
 }
 
-/// The length of the reply at the beginning of `bytes`, or `None` if its end is not there yet.
+/// The length of the reply at the beginning of `bytes`, or `None` if its end has not arrived yet.
 fn frame_len(bytes: &[u8]) -> Result<Option<usize>> {
     let Some(line_end) = find_line_end(bytes) else {
         return Ok(None);
@@ -192,7 +193,7 @@ fn frame_len(bytes: &[u8]) -> Result<Option<usize>> {
         }
         b'*' | b'>' | b'%' => {
             let mut end = line_end;
-            // What HELLO answers is a map, with a key before each value.
+            // HELLO is answered with a map, which has a key before each value.
             let frames = if bytes[0] == b'%' { 2 } else { 1 };
             for _ in 0..frames * element_count(header)?.unwrap_or(0) {
                 match frame_len(&bytes[end..])? {
@@ -202,7 +203,7 @@ fn frame_len(bytes: &[u8]) -> Result<Option<usize>> {
             }
             Ok(Some(end))
         }
-        other => bail!("no reply begins with {}", other.escape_ascii()),
+        other => bail!("not a reply: it begins with '{}'", other.escape_ascii()),
     }
 }
 
@@ -219,7 +220,7 @@ fn parse_number(digits: &[u8]) -> Option<i64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Where the first line ends, behind its line feed. A line has at least its type and CR LF.
+/// The end of the first line, after its line feed. A line has at least its type and CR LF.
 fn find_line_end(bytes: &[u8]) -> Option<usize> {
     let line_feed = bytes.iter().position(|&byte| byte == b'\n')?;
     (line_feed >= 2 && bytes[line_feed - 1] == b'\r').then_some(line_feed + 1)

@@ -1,8 +1,8 @@
-//! A redis-server of one's own, and what it tells about itself.
+//! A redis-server for the benchmark, and its own figures.
 //!
-//! The server listens on a free port of 127.0.0.1, saves nothing and lives in a temporary folder. It
-//! is killed by its process id when its [`Server`] is dropped, so also by a panic; on Linux the kernel
-//! kills it too when this process dies in any other way.
+//! The server listens on a free port of 127.0.0.1, saves nothing and lives in a temporary folder.
+//! Dropping its [`Server`], even in a panic, kills it by its process id. On Linux the kernel also
+//! kills it when this process dies in any other way.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -19,9 +19,9 @@ use crate::connection::Connection;
 
 /// How many client connections a server accepts.
 pub const MAX_CLIENTS: u64 = 12_000;
-/// Files that a process needs besides its connections.
+/// Open files that a process needs besides its connections.
 const OTHER_FILES: u64 = 100;
-/// A port that was free a moment ago may be taken when the server comes to it.
+/// A free port may be taken by the time the server binds it.
 const START_ATTEMPTS: u32 = 5;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ pub struct ServerConfig {
     pub modules: Vec<PathBuf>,
 }
 
-/// A running server, and one connection to ask it about itself.
+/// A running server, and a connection for questions about it.
 pub struct Server {
     child: Child,
     address: SocketAddr,
@@ -49,7 +49,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If it does not start; the error then carries the server's log.
+    /// If it does not start. The error contains the server's log.
     pub fn start(config: &ServerConfig) -> Result<Self> {
         raise_file_limit()?;
         let mut attempt = 1;
@@ -66,7 +66,7 @@ impl Server {
     fn start_once(config: &ServerConfig) -> Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let log_path = folder.path().join("redis.log");
-        // The port stays ours only while the listener lives; see START_ATTEMPTS.
+        // The port is only reserved while the listener lives; see START_ATTEMPTS.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let mut command = Command::new(&config.program);
         command
@@ -94,28 +94,28 @@ impl Server {
         }
     }
 
-    /// Where the server listens.
+    /// The address of the server.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The server's process.
+    /// The process id of the server.
     #[must_use]
     pub fn process_id(&self) -> u32 {
         self.child.id()
     }
 
-    /// A new connection.
+    /// Opens a new connection.
     ///
     /// # Errors
     ///
-    /// If the server takes none.
+    /// If the server does not accept it.
     pub fn connect(&self) -> Result<Connection> {
         Connection::open(self.address)
     }
 
-    /// The connection for questions that are no part of a measurement.
+    /// The connection for commands that are not part of a measurement.
     pub fn control(&mut self) -> &mut Connection {
         &mut self.control
     }
@@ -124,9 +124,9 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// If there is no such field or it is no whole number.
+    /// If there is no such field, or it is not a whole number.
     pub fn info_number(&mut self, field: &str) -> Result<u64> {
-        self.info_field(field)?.parse().with_context(|| format!("INFO's {field} is no whole number"))
+        self.info_field(field)?.parse().with_context(|| format!("INFO's {field} is not a whole number"))
     }
 
     /// A field of INFO, of Redis or of a module.
@@ -148,7 +148,7 @@ impl Server {
         Ok(u64::try_from(count)?)
     }
 
-    /// Demands that no key is left, which a round has to prove before the next one begins.
+    /// Fails if a key is left. Each round has to prove this before the next one begins.
     ///
     /// # Errors
     ///
@@ -159,11 +159,11 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until a field of INFO has this value.
+    /// Waits until a field of INFO has a value.
     ///
     /// # Errors
     ///
-    /// If it does not get it within `timeout`.
+    /// If it does not have it within `timeout`.
     pub fn wait_for_info(&mut self, field: &str, value: u64, timeout: Duration) -> Result<()> {
         let deadline = clock::now() + timeout;
         loop {
@@ -178,7 +178,8 @@ impl Server {
         }
     }
 
-    /// What the kernel's scheduler has counted for the server's main thread; `None` where it does not tell.
+    /// The kernel scheduler's counters for the server's main thread; `None` if it does not provide
+    /// them.
     #[must_use]
     pub fn main_thread_times(&self) -> Option<ThreadTimes> {
         ThreadTimes::of_main_thread(self.child.id())
@@ -186,14 +187,14 @@ impl Server {
 
     /// The CPU time of the server's main thread, the one that executes commands, in nanoseconds.
     ///
-    /// It comes from the kernel's scheduler: that has nanoseconds, where INFO's `used_cpu_…_main_thread`
-    /// has microseconds and costs an INFO per look. The kernel's figure is exact while the thread
-    /// sleeps, so this waits until the server has nothing to do. Where the kernel keeps no such figure
-    /// (it is no Linux, or one without schedstats), INFO is asked.
+    /// The value comes from the kernel's scheduler, in nanoseconds. INFO's `used_cpu_…_main_thread`
+    /// has only microseconds, and each look costs an INFO. The kernel's value is exact while the
+    /// thread sleeps, so this waits until the server is idle. Without such a value (no Linux, or no
+    /// schedstats) it uses INFO.
     ///
     /// # Errors
     ///
-    /// If the server does not come to rest, or neither source answers.
+    /// If the server does not become idle, or neither source has a value.
     pub fn main_thread_cpu_ns(&mut self) -> Result<u64> {
         if self.main_thread_times().is_some() {
             wait_until_asleep(self.child.id())?;
@@ -213,8 +214,9 @@ impl Drop for Server {
     }
 }
 
-/// Raises this process's limit of open files, which a server that it starts inherits, as far as may be.
-/// Where that is too little for [`MAX_CLIENTS`], opening the connection that is one too many fails.
+/// Raises this process's limit of open files as far as possible; a server that it starts inherits
+/// it. If that is too little for [`MAX_CLIENTS`], opening the first connection above the limit
+/// fails.
 ///
 /// # Errors
 ///
@@ -224,7 +226,7 @@ pub fn raise_file_limit() -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel kill a program when the thread that starts it ends, however it ends.
+/// Makes the kernel kill a program when the thread that starts it ends, however it ends.
 #[cfg(target_os = "linux")]
 pub fn die_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
@@ -245,7 +247,7 @@ pub fn die_with_parent(command: &mut Command) {
 #[cfg(not(target_os = "linux"))]
 pub fn die_with_parent(_command: &mut Command) {}
 
-/// Kills a child that may be dead already, and takes its exit status so that no zombie stays.
+/// Kills a child that may already be dead, and reads its exit status so that no zombie stays.
 fn end(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();
@@ -255,17 +257,17 @@ fn wait_until_ready(child: &mut Child, address: SocketAddr) -> Result<Connection
     let deadline = clock::now() + START_TIMEOUT;
     loop {
         if let Some(status) = child.try_wait()? {
-            bail!("the server has ended with {status}");
+            bail!("the server ended with {status}");
         }
         if let Ok(mut connection) = Connection::open(address) {
             let process_id = info_field(&mut connection, "process_id")?;
             if process_id == child.id().to_string() {
                 return Ok(connection);
             }
-            // Another server has taken the port; ours is about to find out and to end.
+            // Another server has taken the port. Ours will notice that, and end.
         }
         if clock::now() > deadline {
-            bail!("the server does not answer");
+            bail!("the server did not answer within 20 s");
         }
         thread::sleep(Duration::from_millis(5));
     }
@@ -280,7 +282,7 @@ fn info_field(connection: &mut Connection, field: &str) -> Result<String> {
         .with_context(|| format!("INFO has no field {field}"))
 }
 
-/// Waits until the main thread of the process `id` sleeps, as it does when no client wants anything.
+/// Waits until the main thread of the process `id` sleeps, as it does without work.
 fn wait_until_asleep(id: u32) -> Result<()> {
     let path = format!("/proc/{id}/task/{id}/stat");
     let deadline = clock::now() + SETTLE_TIMEOUT;
@@ -292,7 +294,7 @@ fn wait_until_asleep(id: u32) -> Result<()> {
             return Ok(());
         }
         if clock::now() > deadline {
-            bail!("the server does not come to rest");
+            bail!("the server did not become idle within 5 s");
         }
         thread::sleep(POLL_INTERVAL);
     }

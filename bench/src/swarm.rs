@@ -1,9 +1,9 @@
-//! Many connections on one thread, each driven by what arrives on it.
+//! Many connections on one thread, driven by the replies that arrive.
 //!
-//! One thread and one `epoll` serve all connections, so that a thousand clients cost neither a
-//! thousand threads nor their wake-ups, and so that two scripts that are compared run over exactly the
-//! same client. A [`Script`] sees every reply with the index of its connection and answers by queueing
-//! commands on any connection; they leave before the next connection is looked at.
+//! One thread and one `epoll` serve all connections, so a thousand clients cost neither a thousand
+//! threads nor their wake-ups, and compared scripts run over exactly the same client. A [`Script`]
+//! sees every reply with the index of its connection, and queues commands on any connection. They
+//! are sent before the next connection is served.
 
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
@@ -16,39 +16,40 @@ use mio::{Events, Interest, Poll, Token};
 use crate::clock;
 use crate::resp::{Frame, Inbox};
 
-/// How long all connections may be silent while a script waits. Nothing here takes that long but a
-/// lost hand-over.
+/// How long all connections may be silent while a script waits. Only a lost hand-over takes that
+/// long.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(20);
 const EVENTS_PER_POLL: usize = 1024;
-/// Little, because there are many connections and their replies are short.
+/// Small, because there are many connections with short replies.
 const READ_BYTES: usize = 2048;
 
-/// What the connections of a swarm say.
+/// The exchange on the connections of a swarm.
 pub trait Script {
-    /// Sends what begins the conversation.
+    /// Sends the first commands.
     fn begin(&mut self, outbox: &mut Outbox);
 
-    /// Takes one whole reply that has arrived on `connection`.
+    /// Handles one complete reply that arrived on `connection`.
     ///
     /// # Errors
     ///
-    /// If the reply is not the expected one; that ends the run.
+    /// If the reply is not the expected one. This ends the run.
     fn on_reply(&mut self, connection: usize, reply: Frame<'_>, outbox: &mut Outbox) -> Result<()>;
 
-    /// Whether the run may end. Replies that are still under way are seen by the next run.
+    /// Whether the run may end. The next run receives replies that are still under way.
     fn finished(&self) -> bool;
 }
 
-/// What the thread does while nothing has arrived.
+/// How the thread waits while nothing has arrived.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Idling {
-    /// It sleeps, as clients do: what it measures has the time in it that the machine takes to wake it.
+    /// It sleeps, as most clients do. Latencies then include the time that the machine takes to
+    /// wake it.
     Sleep,
-    /// It looks again and again, and so answers as soon as can be. It needs a CPU that nobody else wants.
+    /// It polls all the time, so it answers as soon as possible. It needs a CPU of its own.
     Spin,
 }
 
-/// The commands that wait to be sent, per connection.
+/// The commands to be sent, per connection.
 pub struct Outbox {
     unsent: Vec<Vec<u8>>,
     touched: Vec<usize>,
@@ -76,7 +77,7 @@ impl Swarm {
     ///
     /// # Errors
     ///
-    /// If the server or the limit of open files does not allow as many.
+    /// If the server or the limit of open files does not allow this many connections.
     pub fn connect(address: SocketAddr, size: usize) -> Result<Self> {
         let poll = Poll::new().context("cannot make a poll")?;
         let mut streams = Vec::with_capacity(size);
@@ -99,13 +100,14 @@ impl Swarm {
         })
     }
 
-    /// How many connections there are.
+    /// The number of connections.
     #[must_use]
     pub fn size(&self) -> usize {
         self.streams.len()
     }
 
-    /// Chooses what the thread does in its next runs while nothing has arrived. At first it sleeps.
+    /// Sets what the thread does in the next runs while nothing has arrived. The default is to
+    /// sleep.
     pub fn set_idling(&mut self, idling: Idling) {
         self.idling = idling;
     }
@@ -114,7 +116,7 @@ impl Swarm {
     ///
     /// # Errors
     ///
-    /// Those of the script, the end of a connection, and silence on all of them for 20 seconds.
+    /// Those of the script, the end of a connection, and silence on all connections for 20 seconds.
     pub fn run(&mut self, script: &mut impl Script) -> Result<()> {
         let mut events = Events::with_capacity(EVENTS_PER_POLL);
         script.begin(&mut self.outbox);
@@ -132,9 +134,10 @@ impl Swarm {
             if !events.is_empty() {
                 last_heard = clock::now();
             } else if last_heard.elapsed() >= SILENCE_TIMEOUT {
-                bail!("silence on all connections for {SILENCE_TIMEOUT:?}: someone was not served");
+                bail!("silence on all connections for {SILENCE_TIMEOUT:?}: a client was not served");
             }
-            // Readiness is told once, so every event is served even if the script finishes early.
+            // Readiness is reported once, so every event is served even if the script finishes
+            // early.
             for event in &events {
                 let Token(index) = event.token();
                 self.outbox.touched.push(index);
@@ -145,12 +148,13 @@ impl Swarm {
         Ok(())
     }
 
-    /// Reads all that has arrived on one connection and shows the script each whole reply.
+    /// Reads everything that has arrived on one connection, and passes each complete reply to the
+    /// script.
     fn receive(&mut self, index: usize, script: &mut impl Script) -> Result<()> {
         let inbox = &mut self.inboxes[index];
         loop {
             match inbox.fill_from(&mut self.streams[index]) {
-                Ok(0) => bail!("the server has closed the connection"),
+                Ok(0) => bail!("the server closed the connection"),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -162,7 +166,8 @@ impl Swarm {
         }
     }
 
-    /// Sends what is queued, as far as the sockets take it; the rest follows when they are writable.
+    /// Sends the queued commands as far as the sockets accept them. The rest follows when they are
+    /// writable.
     fn flush(&mut self) -> Result<()> {
         while let Some(index) = self.outbox.touched.pop() {
             let unsent = &mut self.outbox.unsent[index];

@@ -1,37 +1,49 @@
-//! Where the locks are, as `--url` says it: on one server, on the master that Sentinel names, or in a cluster.
+//! The address in `--url`: of one server, of the master that Sentinel names, or of a cluster.
 
+use redis::IntoConnectionInfo;
 use rlock_client::{Client, Error};
 
 use crate::exit::{FAILED, Failure};
 
-/// The port of a sentinel that is named without one.
+/// The port of a sentinel whose address has none.
 const SENTINEL_PORT: &str = "26379";
+
+/// What `--url` accepts, for errors.
+const ACCEPTED: &str = "host[:port], redis://[user:password@]host[:port][/db], redis+unix:///path, \
+    redis+sentinel://host[:port][,host…]/NAME[/db] or redis+cluster://host[:port][,host…], with rediss for TLS";
 
 #[derive(Debug, PartialEq)]
 pub(crate) enum Address {
     /// One server.
     Server(String),
-    /// The master of this name.
+    /// The master that Sentinel names.
     Sentinel {
-        /// Each has the address of a sentinel.
+        /// URLs of sentinels.
         sentinels: Vec<String>,
+        /// The name of the master.
         master: String,
-        /// Has the user, password and database of the master, and no address of one.
+        /// A URL with the user, password and database of the master. Its host is a placeholder.
         settings: String,
     },
-    /// A cluster, with some of its nodes.
+    /// URLs of some nodes of a cluster.
     Cluster(Vec<String>),
 }
 
 impl Address {
-    /// Reads `redis+sentinel://[user:password@]host[:port][,…]/master[/db]`, `redis+cluster://[user:password@]host[:port][,…]`, either with
-    /// `rediss+` for TLS, or the address of one server.
+    /// Parses `redis+sentinel://[user:password@]host[:port][,…]/master[/db]`,
+    /// `redis+cluster://[user:password@]host[:port][,…]`, either with `rediss+` for TLS, or the
+    /// address of one server. An address without a scheme is one of `redis://`.
+    ///
+    /// Errors do not repeat the address, because it may contain a password.
     pub(crate) fn parse(url: &str) -> Result<Self, Failure> {
-        let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
+        if url.is_empty() {
+            return Err(unexpected("the address is empty"));
+        }
+        let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
         let Some((protocol, group)) = scheme.split_once('+').filter(|(_, group)| *group != "unix") else {
-            return Ok(Self::Server(url.to_owned()));
+            return Ok(Self::Server(checked(format!("{scheme}://{rest}"))?));
         };
-        // Neither a host nor a name has an @, but a password may.
+        // The password may contain an @; hosts and names do not.
         let (account, places) = match rest.rsplit_once('@') {
             Some((account, places)) => (format!("{account}@"), places),
             None => (String::new(), rest),
@@ -39,27 +51,29 @@ impl Address {
         let (hosts, path) = places.split_once('/').unwrap_or((places, ""));
         let hosts: Vec<_> = hosts.split(',').filter(|host| !host.is_empty()).collect();
         if hosts.is_empty() {
-            return Err(wrong("no host is named"));
+            return Err(unexpected("the host is missing"));
         }
         match group {
             "cluster" if path.is_empty() => {
-                Ok(Self::Cluster(hosts.iter().map(|host| format!("{protocol}://{account}{host}")).collect()))
+                let nodes = hosts.iter().map(|host| checked(format!("{protocol}://{account}{host}")));
+                nodes.collect::<Result<_, _>>().map(Self::Cluster)
             }
-            "cluster" => Err(wrong("a cluster has no databases")),
+            "cluster" => Err(unexpected("a cluster has no path: it has one database")),
             "sentinel" => {
                 let (master, database) = path.split_once('/').unwrap_or((path, ""));
                 if master.is_empty() {
-                    return Err(wrong("the name of the master is missing: redis+sentinel://host/NAME"));
+                    return Err(unexpected("the name of the master is missing"));
                 }
-                let sentinels = hosts.iter().map(|host| format!("{protocol}://{}", with_port(host))).collect();
-                let settings = format!("{protocol}://{account}any/{database}");
+                let sentinels = hosts.iter().map(|host| checked(format!("{protocol}://{}", with_port(host))));
+                let sentinels = sentinels.collect::<Result<_, _>>()?;
+                let settings = checked(format!("{protocol}://{account}any/{database}"))?;
                 Ok(Self::Sentinel { sentinels, master: master.to_owned(), settings })
             }
-            _ => Err(wrong("it begins with redis://, rediss://, redis+unix://, redis+sentinel:// or redis+cluster://")),
+            _ => Err(unexpected(&format!("unknown scheme '{scheme}'"))),
         }
     }
 
-    /// Connects a client that waits and renews.
+    /// Connects the client that waits and renews.
     pub(crate) async fn client(&self) -> Result<Client, Error> {
         match self {
             Self::Server(url) => Client::connect(url).await,
@@ -75,14 +89,32 @@ impl Address {
     }
 }
 
+/// Checks the URL of one server.
+fn checked(url: String) -> Result<String, Failure> {
+    match url.as_str().into_connection_info() {
+        Ok(_) => Ok(url),
+        Err(error) => {
+            let scheme = url.split("://").next().unwrap_or_default();
+            let is_known =
+                ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"].contains(&scheme);
+            // redis-rs appends the kind of the error.
+            let reason = error.to_string().split(" - ").next().unwrap_or_default().to_lowercase();
+            Err(match is_known {
+                true => unexpected(&format!("invalid address: {reason}")),
+                false => unexpected(&format!("unknown scheme '{scheme}'")),
+            })
+        }
+    }
+}
+
 fn with_port(host: &str) -> String {
     // The colons of an IPv6 address are in brackets.
     let has_port = host.rfind(':') > host.rfind(']');
     if has_port { host.to_owned() } else { format!("{host}:{SENTINEL_PORT}") }
 }
 
-fn wrong(text: &str) -> Failure {
-    Failure::new(FAILED, format!("--url: {text}"))
+fn unexpected(text: &str) -> Failure {
+    Failure::new(FAILED, format!("--url: {text}; expected {ACCEPTED}"))
 }
 
 #[cfg(test)]
@@ -90,10 +122,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_sentinels_and_clusters_are_told_apart() {
+    fn address_is_of_a_server_of_sentinel_or_of_a_cluster() {
         let parse = |url| Address::parse(url).map_err(|failure| failure.message);
-        for url in ["redis://host", "rediss://user:p+w@host:1/2", "redis+unix:///run/redis.sock", "host"] {
+        for url in ["redis://host", "rediss://user:p+w@host:1/2", "redis+unix:///run/redis.sock", "valkey://host"] {
             assert_eq!(parse(url), Ok(Address::Server(url.to_owned())));
+        }
+        for url in ["127.0.0.1:6379", "localhost", "user:p+w@host:1/2", "[::1]:6379"] {
+            assert_eq!(parse(url), Ok(Address::Server(format!("redis://{url}"))));
         }
         let nodes = ["rediss://me:a@b@one:7000", "rediss://me:a@b@two"].map(str::to_owned);
         assert_eq!(parse("rediss+cluster://me:a@b@one:7000,two"), Ok(Address::Cluster(nodes.to_vec())));
@@ -103,8 +138,26 @@ mod tests {
             settings: "redis://:secret@any/3".to_owned(),
         };
         assert_eq!(parse("redis+sentinel://:secret@one,[::1],[::1]:5/fleet/3"), Ok(sentinel));
-        for url in ["redis+cluster://", "redis+cluster://host/1", "redis+sentinel://host", "redis+other://host"] {
-            assert!(parse(url).is_err_and(|text| text.starts_with("--url: ")), "{url}");
+    }
+
+    #[test]
+    fn invalid_address_is_refused_with_the_accepted_forms() {
+        for (url, reason) in [
+            ("", "the address is empty"),
+            ("http://host", "unknown scheme 'http'"),
+            ("redis+other://host", "unknown scheme 'redis+other'"),
+            ("redis://host:secret", "invalid address: redis url did not parse"),
+            ("host:6379/secret", "invalid address: invalid database number"),
+            ("redis+sentinel://host/NAME/secret", "invalid address: invalid database number"),
+            ("redis+cluster://host:secret", "invalid address: redis url did not parse"),
+            ("redis+cluster://", "the host is missing"),
+            ("redis+cluster://host/1", "a cluster has no path: it has one database"),
+            ("redis+sentinel://host", "the name of the master is missing"),
+        ] {
+            let message = Address::parse(url).expect_err("an error").message;
+            let prefix = format!("--url: {reason}; expected host[:port], redis://");
+            assert!(message.starts_with(&prefix), "{url}: {message}");
+            assert!(!message.contains("secret"), "{message}");
         }
     }
 }

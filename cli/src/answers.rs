@@ -1,10 +1,10 @@
-//! What an answer of a server has in it. What is not there, or of another type, is empty.
+//! Parts of a server's reply. A part that is missing or has another type is empty.
 
 use redis::Value;
 
 use crate::text::printable;
 
-/// The items of an array; none if it is something else.
+/// The items of an array; none if the value is no array.
 pub(crate) fn items(value: &Value) -> &[Value] {
     match value {
         Value::Array(items) => items,
@@ -25,7 +25,7 @@ pub(crate) fn text(value: &Value) -> String {
     String::from_utf8_lossy(bytes(value)).into_owned()
 }
 
-/// A field of a map, which RESP2 has as an array.
+/// A field of a map. RESP2 sends a map as an array.
 pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     match map {
         Value::Map(fields) => fields.iter().find(|(key, _)| bytes(key) == name.as_bytes()).map(|(_, value)| value),
@@ -36,11 +36,15 @@ pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     }
 }
 
-pub(crate) fn number(map: &Value, name: &str) -> Option<i64> {
-    match field(map, name) {
-        Some(Value::Int(number)) => Some(*number),
+pub(crate) fn integer(value: &Value) -> Option<i64> {
+    match value {
+        Value::Int(number) => Some(*number),
         _ => None,
     }
+}
+
+pub(crate) fn number(map: &Value, name: &str) -> Option<i64> {
+    field(map, name).and_then(integer)
 }
 
 pub(crate) fn words(map: &Value, name: &str) -> String {

@@ -1,139 +1,160 @@
-//! The command line. Its comments are the help and the manual.
+//! The command line. The doc comments are the help texts and the manual pages.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
 use crate::exit::TABLE;
 use crate::span;
 
-/// Distributed locks in Redis from the command line: run a command under a lock, see who holds and who waits.
+/// Distributed locks in Redis: run a command under a lock, inspect locks and release them
 ///
-/// The server needs the module rlock.
+/// The server must have loaded the module rlock.
 #[derive(Debug, Parser)]
 #[command(name = "rlock", version, after_help = TABLE)]
 pub struct Arguments {
-    /// Where the server is: redis://[user:password@]host[:port][/db], or redis+unix:///path
+    /// Address of the server: host[:port], redis://[user:password@]host[:port][/db] or
+    /// redis+unix:///path
     ///
-    /// The master that Sentinel names, followed after a failover: redis+sentinel://[user:password@]host[:port][,host…]/NAME[/db]. A
-    /// cluster, by some of its nodes: redis+cluster://[user:password@]host[:port][,host…]. User and password are those of the servers, not
-    /// of the sentinels.
+    /// Sentinel: redis+sentinel://[user:password@]host[:port][,host…]/NAME[/db] uses the master
+    /// NAME. Cluster: redis+cluster://[user:password@]host[:port][,host…] names some of the nodes.
+    /// User and password are those of the servers, not of the sentinels. For TLS write rediss in
+    /// place of redis.
     ///
-    /// Prefer the variable for an address with a password: others can read the command line.
+    /// Put an address with a password into RLOCK_URL: other users can read the command line.
     #[arg(long, global = true, env = "RLOCK_URL", hide_env_values = true, default_value = "redis://127.0.0.1/")]
     pub url: String,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub action: Action,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// Run a command while holding a lock
     ///
-    /// The lock is renewed while the command runs, and released when it ends. The command finds the fencing token in RLOCK_TOKEN, and the
-    /// key and the owner in RLOCK_KEY and RLOCK_OWNER. Its exit status becomes that of rlock.
+    /// rlock renews the lock while the command runs and releases it afterwards. It exits with the
+    /// status of the command. The command finds the fencing token in RLOCK_TOKEN, the key in
+    /// RLOCK_KEY and the owner in RLOCK_OWNER.
     ///
-    /// If the lock is lost, or is about to be because no server answers, the command gets SIGTERM, and SIGKILL after --kill-after.
-    /// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to it. If rlock itself is killed, the command is killed too, and
-    /// the lock ends with its session or lease.
+    /// If the lock is lost, or no server answers and the lease is about to expire, the command gets
+    /// SIGTERM, and SIGKILL after --kill-after. rlock forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT,
+    /// SIGUSR1 and SIGUSR2 to the command. If rlock is killed, the kernel kills the command too,
+    /// and the lock expires with its session or lease.
+    ///
+    /// While no server can be reached, as during a failover, rlock tries again until --wait ends;
+    /// without --wait for 30 s.
     Run(Run),
     /// Watch the most contended locks
     ///
-    /// Of a cluster those of all masters. Keys of other databases have the number before them. q ends it, s sorts by another column, the
-    /// arrows scroll, space stops and starts the picture.
+    /// In a cluster, top shows the locks of all masters. A number before a key is the database, if
+    /// it is not that of the address. q quits, s sorts by the next column, arrows scroll, space
+    /// pauses. A narrow terminal shows fewer columns.
     Top(Top),
     /// List all locks
     Ls(Ls),
-    /// Show who holds a lock and who waits for it
+    /// Show the holders and waiters of a lock
     Show(Show),
-    /// Take a lock away from whoever holds it
+    /// Take a lock away from its holder
     ///
-    /// The holder hears of it when it renews or releases. Until then it works on: only a resource that looks at the fencing token refuses it.
+    /// The holder notices at its next renewal or release. Until then it keeps working: only a
+    /// resource that checks the fencing token refuses it.
     Release(Release),
-    /// Wait until a lock is free, without taking it
+    /// Wait until a lock is free, without acquiring it
     ///
-    /// Free means that it has no holder and no waiter and is not kept closed; of a semaphore, that a permit is available. It looks
-    /// ten times a second. Nothing says that the lock is still free a moment later: to be the next one, use run.
+    /// A lock is free if it has no holder, has no waiter and is not kept closed. A semaphore is
+    /// free if a permit is available and it has no waiter. rlock checks ten times a second. Another
+    /// client may acquire the lock right after that: use run to hold it. While no server can be
+    /// reached, rlock tries again until --wait ends; without --wait for 30 s.
     Wait(Wait),
 }
 
-/// What `run` is told.
+/// The arguments of `run`.
 #[derive(Args, Debug)]
 #[command(after_help = TABLE)]
 pub struct Run {
-    /// The lock
+    /// Key of the lock
+    #[arg(value_parser = key())]
     pub key: OsString,
-    /// How long the lock lives without renewal. It is renewed every third of it
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::parse)]
+    /// The lock expires after this time without renewal. rlock renews it when a third has passed
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = span::parse)]
     pub lease: Duration,
-    /// Wait no longer than this for the lock; 0 does not wait. Without it, wait for ever
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    /// Give up after this time; 0 tries once [default: wait forever]
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub wait: Option<Duration>,
-    /// End the lock this long after the connection of rlock has closed: when rlock dies, nobody waits for the lease
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    /// Free the lock this long after rlock's connection has closed, instead of at the end of the
+    /// lease
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub session: Option<Duration>,
-    /// A fair lock: the server keeps its queue over a restart and a failover
+    /// Use a fair lock, whose queue survives a restart and a failover of the server
     #[arg(long, group = "kind")]
     pub fair: bool,
-    /// The readers' side of a read-write lock: many may hold it
+    /// Hold a read-write lock for reading, together with other readers
     #[arg(long, group = "kind")]
     pub read: bool,
-    /// The writer's side of a read-write lock
+    /// Hold a read-write lock for writing, alone
     #[arg(long, group = "kind")]
     pub write: bool,
-    /// A semaphore that so many may hold at once. It is made if there is none
+    /// Take a permit of a semaphore that has N permits. rlock creates the semaphore if it is
+    /// missing
     #[arg(long, value_name = "N", group = "kind", value_parser = clap::value_parser!(u32).range(1..))]
     pub semaphore: Option<u32>,
-    /// Keep the lock closed for at least this long from the grant on, also if the command ends earlier or fails: at most one run per period
+    /// Keep the lock closed for at least this long after the grant, so that a job runs at most once
+    /// in that time
     ///
-    /// Only for a mutex or a fair lock. When the command ends, the server keeps the lock closed for the rest of the time, and rlock does not wait
-    /// for that. If the command cannot be started, the lock is released at once. If the lock is lost or rlock is killed, the lock ends as without
-    /// this option.
-    #[arg(long, value_name = "SPAN", value_parser = span::parse_keep, conflicts_with_all = ["read", "write", "semaphore"])]
+    /// For a mutex or a fair lock. When the command ends, even with an error, the server keeps the
+    /// lock closed for the rest of the time; rlock itself exits at once. If the command cannot be
+    /// started, rlock releases the lock. If the lock is lost or rlock is killed, the lock expires
+    /// as without this option.
+    #[arg(long, value_name = "DURATION", value_parser = span::parse_keep, conflicts_with_all = ["read", "write", "semaphore"])]
     pub at_least: Option<Duration>,
-    /// A text for people, up to 256 bytes, that show, ls and top show with the lock, such as the URL of a build
+    /// A note that show, ls and top print with the lock, such as the URL of a build; up to 256
+    /// bytes
     #[arg(long, value_name = "TEXT")]
     pub note: Option<OsString>,
-    /// The name to hold in, 1 to 512 bytes. Default: host:process:random
+    /// The owner to hold the lock as, 1 to 512 bytes [default: host:process:random]
     ///
-    /// Who has the same owner holds together: --owner "$RLOCK_OWNER" lets a command that runs under a lock enter it again.
+    /// A command that runs under a lock acquires it again with --owner "$RLOCK_OWNER". Commands
+    /// that run side by side need different owners: with the same owner all of them hold the lock.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<OsString>,
-    /// How long after SIGTERM the command gets SIGKILL when the lock is lost [default: a third of --lease or --session, at most 5s]
+    /// Time from SIGTERM to SIGKILL when the lock is lost [default: a third of --lease or
+    /// --session, at most 5s]
     ///
-    /// Also how long after the end of a command that was sent a signal SIGKILL comes for what it has left in its process group.
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    /// A signal may end the command and leave processes in its group. rlock kills those this long
+    /// after the command's end.
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub kill_after: Option<Duration>,
-    /// The command and its arguments. It is run as it is, by no shell
+    /// The command and its arguments. rlock runs it directly, without a shell
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 
-/// What `top` is told.
+/// The arguments of `top`.
 #[derive(Args, Debug)]
 pub struct Top {
-    /// Look once, print the table and end
+    /// Print the table once and exit
     #[arg(long)]
     pub once: bool,
-    /// Look once, print everything as JSON and end
+    /// Print one JSON object and exit
     #[arg(long)]
     pub json: bool,
-    /// How many locks to show at most
+    /// Show at most N locks
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub count: usize,
-    /// How long to pause between two looks
-    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = span::parse)]
+    /// Time between two updates
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = span::parse)]
     pub every: Duration,
 }
 
-/// What `ls` is told.
+/// The arguments of `ls`.
 #[derive(Args, Debug)]
 pub struct Ls {
-    /// Only keys of this form, as SCAN's MATCH has it
+    /// List only keys that match this glob pattern, as in SCAN's MATCH
     #[arg(value_name = "PATTERN")]
     pub pattern: Option<OsString>,
     /// Print one JSON object per line
@@ -141,43 +162,52 @@ pub struct Ls {
     pub json: bool,
 }
 
-/// What `show` is told.
+/// The arguments of `show`.
 #[derive(Args, Debug)]
 pub struct Show {
-    /// The lock
+    /// Key of the lock
+    #[arg(value_parser = key())]
     pub key: OsString,
-    /// How many waiters to show at most
+    /// Show at most N waiters
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub count: usize,
-    /// Print it as JSON
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
 
-/// What `release` is told.
+/// The arguments of `release`.
 #[derive(Args, Debug)]
 pub struct Release {
-    /// The lock
+    /// Key of the lock
+    #[arg(value_parser = key())]
     pub key: OsString,
-    /// Yes, take it away. Without it nothing is done: a lock is its owner's to release
+    /// Required, because another owner holds the lock
     #[arg(long, required = true)]
     pub force: bool,
-    /// Only the hold with this token, so that the next holder is not hit by mistake
+    /// Release only the hold with this token, and not a newer one
     #[arg(long, value_name = "TOKEN")]
     pub token: Option<u64>,
 }
 
-/// What `wait` is told.
+/// The arguments of `wait`.
 #[derive(Args, Debug)]
 pub struct Wait {
-    /// The lock
+    /// Key of the lock
+    #[arg(value_parser = key())]
     pub key: OsString,
-    /// Wait no longer than this. Without it, wait for ever
-    #[arg(long, value_name = "SPAN", value_parser = span::parse)]
+    /// Give up after this time; 0 checks once [default: wait forever]
+    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub wait: Option<Duration>,
 }
 
-/// Where the command is, for messages.
+/// Refuses an empty key: a script whose variable is not set would lock that key on every machine.
+fn key() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new()
+        .try_map(|key| if key.is_empty() { Err("the key is empty; expected 1 byte or more") } else { Ok(key) })
+}
+
+/// The path of the command, for messages.
 pub(crate) fn name_of(command: &OsString) -> String {
     PathBuf::from(command).display().to_string()
 }
@@ -187,28 +217,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         use clap::CommandFactory;
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn the_document_names_every_option() {
+    fn document_names_every_option() {
         use clap::CommandFactory;
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
         let document = std::fs::read_to_string(path).expect("the document is there");
+        let synopsis = document.split("```").nth(1).expect("a synopsis");
         for command in Arguments::command().get_subcommands() {
-            let begin = format!("rlock {} ", command.get_name());
-            let synopsis = document.lines().find(|line| line.starts_with(&begin));
-            let synopsis = synopsis.unwrap_or_else(|| panic!("{begin} is missing"));
+            let begin = format!("\nrlock {} ", command.get_name());
+            let usage = synopsis.split(&begin).nth(1).unwrap_or_else(|| panic!("{begin} is missing"));
+            let usage = usage.split("\nrlock ").next().expect("the first part");
             for option in command.get_arguments().filter_map(clap::Arg::get_long) {
-                assert!(synopsis.contains(&format!("--{option}")), "{synopsis}: --{option}");
+                assert!(usage.contains(&format!("--{option}")), "{usage}: --{option}");
             }
         }
     }
 
     #[test]
-    fn a_lock_has_one_kind() {
+    fn impossible_arguments_are_refused() {
         let parse = |words: &str| Arguments::try_parse_from(words.split(' '));
         assert!(parse("rlock run k --fair -- true").is_ok());
         assert!(parse("rlock run k --fair --semaphore 2 -- true").is_err());
@@ -219,5 +250,14 @@ mod tests {
         for kind in ["--read", "--write", "--semaphore 2"] {
             assert!(parse(&format!("rlock run k {kind} --at-least 1s -- true")).is_err(), "{kind}");
         }
+    }
+
+    #[test]
+    fn empty_key_is_refused() {
+        for words in [&["run", "", "--", "true"][..], &["show", ""], &["release", "", "--force"], &["wait", ""]] {
+            let refused = Arguments::try_parse_from(["rlock"].iter().chain(words)).expect_err("an error").to_string();
+            assert!(refused.contains("the key is empty; expected 1 byte or more"), "{words:?}: {refused}");
+        }
+        assert!(Arguments::try_parse_from(["rlock", "ls", ""]).is_ok(), "an empty pattern matches nothing");
     }
 }

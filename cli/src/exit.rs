@@ -1,86 +1,113 @@
-//! What the tool exits with, and errors that carry it.
+//! Exit statuses of the tool, and the errors that carry them.
 //!
-//! The statuses of `run` share a byte with those of the command. So they are where timeout(1) and env(1) have theirs, at 121 to 127, which few
-//! commands use.
+//! The status of `run` is that of its command. The tool's own statuses are therefore 121 to 127:
+//! few commands use these, and timeout(1) and env(1) use 124 to 127 in the same sense.
 
 use std::io::{self, ErrorKind, Write};
+use std::time::Duration;
 
 use rlock_client::Error;
 
-/// It was done.
+/// Success.
 pub const DONE: u8 = 0;
-/// There is nothing to show or to release.
+/// The lock is not held, so there is nothing to show or to release.
 pub const NOTHING: u8 = 1;
-/// The server could not be reached.
+/// No server could be reached, or it does not serve at present. The same command may succeed later.
 pub const UNREACHABLE: u8 = 121;
 /// The server refused.
 pub const REFUSED: u8 = 122;
 /// The lock was lost while the command ran.
 pub const LOST: u8 = 123;
-/// The lock was not had in time.
+/// The wait for the lock timed out.
 pub const TIMED_OUT: u8 = 124;
 /// Wrong usage, or another failure of the tool itself.
 pub const FAILED: u8 = 125;
-/// The command was found, and could not be run.
+/// The command exists and could not be started.
 pub const CANNOT_RUN: u8 = 126;
-/// The command was not found.
+/// The command does not exist.
 pub const NOT_FOUND: u8 = 127;
 /// Added to the number of a signal.
 pub const SIGNALLED: u8 = 128;
 
-/// The table above, for the manual and `--help`.
+/// The statuses, for the manual and `--help`.
 pub const TABLE: &str = "\
 Exit status:
-  0    done; of run: the command ended with 0
-  1    show, release: nobody holds the lock
-  121  the server could not be reached
-  122  the server refused: no rights, a key of another type, a deadlock, no module;
-       of ls and top also if it refused to tell of some locks
+  0    success; run: the command exited with 0
+  1    show, release: the lock is not held
+  121  no server could be reached, or it does not serve at present (loading, failover,
+       quarantine); the same command may succeed later
+  122  the server refused: wrong password, missing permission, key of another type,
+       deadlock, missing module; ls, top: also if it refused details of some locks
   123  run: the lock was lost while the command ran
-  124  run, wait: the lock was not had, or not free, within --wait
-  125  wrong usage, or rlock itself failed, or could not write what it prints
-  126  run: the command was found and could not be run
+  124  run, wait: timed out waiting for the lock
+  125  wrong usage, or rlock failed, or could not write its output
+  126  run: the command could not be started
   127  run: the command was not found
-  128+n  a signal n ended the command, or rlock while it waited
+  128+n  signal n ended the command, or rlock while it waited
 Any other status of run is that of the command.";
 
-/// What is said of a server that does not know the commands.
+/// The message for a server that does not know the commands of the module.
 const NO_MODULE: &str = "the server has not loaded the module rlock";
 
-/// Why something was not done, and what to exit with.
+/// Codes of errors that pass: the server does not serve at present, and the same request may
+/// succeed later.
+const PASSING: [&str; 11] = [
+    "BUSY",
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM",
+    "QUARANTINE",
+    "READONLY",
+    "TRYAGAIN",
+    "UNBLOCKED",
+];
+
+/// Why the tool fails: an exit status and a message.
 #[derive(Debug)]
 pub struct Failure {
-    /// What to exit with.
+    /// The exit status.
     pub status: u8,
-    /// What to say on the standard error; nothing if empty.
+    /// The message for standard error; none if empty.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure with a status and what to say.
+    /// A failure with a status and a message.
     pub fn new(status: u8, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
 
-    /// Of the server: which part of the error says whether it was reached.
+    /// The failure for an error of a request to the server at `url`.
     pub(crate) fn of_server(url: &str, error: &redis::RedisError) -> Self {
-        match error.code() {
-            Some(_) if !error.is_io_error() => {
-                let text = format!("{} {}", error.code().unwrap_or("ERR"), error.detail().unwrap_or_default());
-                Self::refused(text.trim())
-            }
-            _ if error.kind() == redis::ErrorKind::AuthenticationFailed => Self::refused(&error.to_string()),
-            _ if error.kind() == redis::ErrorKind::InvalidClientConfig => Self::new(FAILED, error.to_string()),
-            _ => Self::new(UNREACHABLE, format!("{}: {error}", without_password(url))),
+        match refusal(error) {
+            Some(text) => Self::refused(&text),
+            None if error.kind() == redis::ErrorKind::InvalidClientConfig => Self::new(FAILED, error.to_string()),
+            None => Self::new(UNREACHABLE, format!("{}: {error}", without_password(url))),
         }
     }
 
+    /// The failure for an error reply of the server. `text` begins with the code of the error.
     pub(crate) fn refused(text: &str) -> Self {
-        // What a server without the module says to its commands, before it repeats all arguments, and Valkey 9 to the name of its type.
+        // Replies of a server without the module: to its commands, followed by all their arguments,
+        // and from Valkey 9 to the name of its type in SCAN.
         if text.contains("unknown command") || text.contains("unknown type name") {
             return Self::new(REFUSED, NO_MODULE);
         }
-        Self::new(REFUSED, format!("the server refused: {text}"))
+        let passes = text.split(' ').next().is_some_and(|code| PASSING.contains(&code));
+        let status = if passes { UNREACHABLE } else { REFUSED };
+        Self::new(status, format!("the server refused: {text}"))
+    }
+
+    /// The failure of a wait that ended without the lock.
+    pub(crate) fn timed_out(name: &str, wait: Option<Duration>) -> Self {
+        let message = match wait {
+            Some(Duration::ZERO) => format!("the lock {name} is not free"),
+            _ => format!("timed out waiting for the lock {name}"),
+        };
+        Self::new(TIMED_OUT, message)
     }
 
     pub(crate) fn is_about_missing_module(&self) -> bool {
@@ -96,7 +123,10 @@ impl From<Error> for Failure {
             Error::Permission(_) | Error::Deadlock(_) | Error::NoSemaphore | Error::TooManyWaiters(_) => {
                 Self::new(REFUSED, error.to_string())
             }
-            Error::Connection { .. } => Self::new(UNREACHABLE, error.to_string()),
+            Error::Connection { cause, .. } => match refusal(cause) {
+                Some(text) => Self::refused(&text),
+                None => Self::new(UNREACHABLE, error.to_string()),
+            },
             Error::Timeout => Self::new(TIMED_OUT, error.to_string()),
             Error::NotHeld => Self::new(LOST, error.to_string()),
             _ => Self::new(FAILED, error.to_string()),
@@ -104,18 +134,34 @@ impl From<Error> for Failure {
     }
 }
 
-/// Says on the standard error what went wrong. It may be full, or nobody may read it, and what has to be done is done nevertheless:
-/// `eprintln!` would panic.
+/// The error reply of a server, if there was one: a connection whose login is refused fails with
+/// that reply.
+fn refusal(error: &redis::RedisError) -> Option<String> {
+    match error.code() {
+        Some(code) if !error.is_io_error() => {
+            Some(format!("{code} {}", error.detail().unwrap_or_default()).trim_end().to_owned())
+        }
+        // redis-rs replaces the reply to AUTH.
+        _ if error.kind() == redis::ErrorKind::AuthenticationFailed => {
+            Some("WRONGPASS invalid user name or password".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// Writes a message to standard error. Ignores a full disk and a closed pipe, where `eprintln!`
+/// would panic: the caller still has to end the command or release the lock.
 pub fn complain(message: &str) {
     let _ = io::stderr().write_all(format!("rlock: {message}\n").as_bytes());
 }
 
-/// What came of writing to the standard output. A reader who has gone has seen enough: `rlock ls | head` closes the pipe.
+/// The outcome of writing to standard output. A closed pipe is no failure: in `rlock ls | head` the
+/// reader has seen enough.
 ///
 /// # Errors
 ///
-/// A failure to write for any other reason, such as a full disk.
-pub fn unless_nobody_reads(written: io::Result<()>) -> Result<(), Failure> {
+/// Any other failure to write, such as a full disk.
+pub fn unless_pipe_is_closed(written: io::Result<()>) -> Result<(), Failure> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::new(FAILED, format!("standard output: {error}")))
@@ -124,8 +170,8 @@ pub fn unless_nobody_reads(written: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// An address as it may be shown to others: without user, password and query. It may be one that cannot be used, such as one whose scheme was
-/// forgotten.
+/// An address without user, password and query, for messages. Also works for text that is no valid
+/// address.
 pub(crate) fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_at(url.find("://").map_or(0, |end| end + 3));
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -141,11 +187,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_shown_without_its_password() {
+    fn address_is_shown_without_its_password() {
         assert_eq!(without_password("redis://user:pass@host:1/2"), "redis://host:1/2");
         assert_eq!(without_password("redis://host:1/2"), "redis://host:1/2");
         assert_eq!(without_password("redis://user:p@ss@host:1/2"), "redis://host:1/2");
-        assert_eq!(without_password("user:pass@host:1"), "host:1", "the scheme was forgotten");
+        assert_eq!(without_password("user:pass@host:1"), "host:1", "an address without scheme");
         assert_eq!(without_password("host:1"), "host:1");
         assert_eq!(without_password("redis+unix:///s.sock?user=me&pass=secret"), "redis+unix:///s.sock");
         assert_eq!(without_password("redis+unix:///s.sock?pass=se@cret"), "redis+unix://…");
@@ -153,9 +199,19 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_every_status() {
+    fn table_has_every_status() {
         for status in [UNREACHABLE, REFUSED, LOST, TIMED_OUT, FAILED, CANNOT_RUN, NOT_FOUND] {
             assert!(TABLE.contains(&format!("\n  {status}  ")), "{status}");
+        }
+    }
+
+    #[test]
+    fn server_that_does_not_serve_at_present_is_unreachable() {
+        for reply in ["LOADING Redis is loading the dataset in memory", "QUARANTINE the server", "READONLY"] {
+            assert_eq!(Failure::refused(reply).status, UNREACHABLE, "{reply}");
+        }
+        for reply in ["NOPERM this user", "WRONGTYPE", "ERR syntax error", "WRONGPASS invalid"] {
+            assert_eq!(Failure::refused(reply).status, REFUSED, "{reply}");
         }
     }
 }

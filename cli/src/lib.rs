@@ -1,9 +1,10 @@
-//! `rlock`, the command line tool of the rlock module: runs commands under locks, and shows who holds and who waits.
+//! `rlock`, the command line tool of the rlock module: it runs commands under locks, and shows the
+//! holders and waiters of locks.
 //!
-//! `run` stands on the client crate, which waits, renews and notices losses. All else only looks, by commands that change
-//! nothing, over connections of its own ([`observer`]); the one exception is `release --force`.
+//! `run` uses the client crate, which waits, renews and detects a lost lock. The other subcommands
+//! use their own connections ([`observer`]) and change nothing, except `release --force`.
 #![deny(unsafe_code)]
-// They panic when nobody reads: see `exit::complain` and `text::print`.
+// They panic when the reader has closed the pipe: use `exit::complain` and `text::print`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod address;
@@ -14,6 +15,7 @@ mod list;
 mod nodes;
 pub mod observer;
 mod release;
+mod retry;
 mod run;
 mod show;
 mod span;
@@ -24,11 +26,11 @@ mod wait;
 use arguments::{Action, Arguments};
 use exit::Failure;
 
-/// Does what was asked for. Returns the status to exit with.
+/// Runs the subcommand. Returns the exit status.
 ///
 /// # Errors
 ///
-/// A [`Failure`], with what to say and the status to exit with.
+/// A [`Failure`], with the message and the exit status.
 pub async fn act(arguments: Arguments) -> Result<u8, Failure> {
     let url = arguments.url.as_str();
     match arguments.action {

@@ -1,4 +1,4 @@
-//! `ls`: all locks, as they are found.
+//! `ls`: all locks, in the order in which SCAN finds them.
 
 use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
@@ -13,7 +13,7 @@ use crate::{span, text};
 pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
     let mut observer = Observer::connect(url).await?;
     let pattern = options.pattern.as_ref().map(|pattern| pattern.as_bytes());
-    // A walk over a table that is growing passes some keys twice.
+    // SCAN returns some keys twice while the server's table of keys grows.
     let mut seen = HashSet::new();
     let mut rows = Vec::new();
     let mut next = Some(Place::default());
@@ -37,6 +37,6 @@ pub(crate) async fn list(url: &str, options: Ls) -> Result<u8, Failure> {
         rows.sort();
         print(&text::table(&text::with_notes(COLUMNS, &rows), &rows))?;
     }
-    observer.all_was_told()?;
+    observer.check_complete()?;
     Ok(DONE)
 }

@@ -1,4 +1,4 @@
-//! The program: reads the arguments, does it, says what went wrong.
+//! The program: parses the arguments, runs the subcommand, prints the error.
 #![deny(unsafe_code, clippy::print_stdout, clippy::print_stderr)]
 
 use std::io::{self, Write};
@@ -16,10 +16,11 @@ fn main() -> ExitCode {
             if error.use_stderr() {
                 return ExitCode::from(exit::FAILED);
             }
-            return end(exit::unless_nobody_reads(written).map(|()| exit::DONE));
+            return exit_with(exit::unless_pipe_is_closed(written).map(|()| exit::DONE));
         }
     };
-    // One thread: there is nothing to do in parallel, and the kernel ties the life of the command to the thread that started it.
+    // One thread: there is nothing to do in parallel, and the kernel kills the command when the
+    // thread that started it ends.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -27,11 +28,11 @@ fn main() -> ExitCode {
             return ExitCode::from(exit::FAILED);
         }
     };
-    end(runtime.block_on(rlock_cli::act(arguments)))
+    exit_with(runtime.block_on(rlock_cli::act(arguments)))
 }
 
-/// Says why it failed, if it did.
-fn end(outcome: Result<u8, Failure>) -> ExitCode {
+/// The exit code of an outcome. Prints the message of a failure.
+fn exit_with(outcome: Result<u8, Failure>) -> ExitCode {
     match outcome {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {

@@ -1,4 +1,5 @@
-//! The servers to look at: the one of the address, the master that Sentinel names, or each master of a cluster.
+//! The servers of an address: one server, the master that Sentinel names, or the masters of a
+//! cluster.
 
 use std::time::Duration;
 
@@ -9,24 +10,25 @@ use crate::address::Address;
 use crate::answers::{items, text};
 use crate::exit::{FAILED, Failure, REFUSED, UNREACHABLE};
 
-/// Long for an answer of a server that is alive.
+/// The longest wait for a reply. A server that is alive replies much sooner.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A server, and the connection to it.
+/// A server and the connection to it.
 pub(crate) struct Node {
     info: ConnectionInfo,
-    /// None before it is needed: of a cluster some masters may be away that nobody asks.
+    /// `None` until the first request: a master of a cluster that is down does not disturb requests
+    /// to the others.
     connection: Option<MultiplexedConnection>,
-    /// Its address, for messages.
+    /// The address, for messages.
     name: String,
     /// The database of the connection.
     pub(crate) database: i64,
-    /// In a cluster, the first and the last of each range of slots that it serves.
+    /// In a cluster, the first and last slot of each range that it serves.
     slots: Vec<(i64, i64)>,
 }
 
 impl Node {
-    /// One that is not connected to yet.
+    /// A server without a connection yet.
     fn new(info: ConnectionInfo) -> Self {
         let (name, database) = (info.addr().to_string(), info.redis_settings().db());
         Self { info, connection: None, name, database, slots: Vec::new() }
@@ -59,7 +61,7 @@ impl Node {
         answer.map_err(|error| Failure::of_server(&self.name, &error))
     }
 
-    /// Sends several commands in one write. An answer may be an error.
+    /// Sends several commands in one write. Replies may be errors.
     pub(crate) async fn ask_all(&mut self, commands: &Pipeline, count: usize) -> Result<Vec<Value>, Failure> {
         let answers = self.connection().await?.send_packed_commands(commands, 0, count).await;
         answers.map_err(|error| Failure::of_server(&self.name, &error))
@@ -70,10 +72,11 @@ impl Node {
     }
 }
 
-/// The servers that the locks of an address are on.
+/// The servers of an address.
 pub(crate) enum Nodes {
     One(Node),
-    /// The masters of a cluster, and the node that has named them, which may be none of them, and answers.
+    /// The masters of a cluster, and the node that named them: it is connected, and may be a
+    /// replica.
     Cluster {
         masters: Vec<Node>,
         guide: Node,
@@ -81,7 +84,7 @@ pub(crate) enum Nodes {
 }
 
 impl Nodes {
-    /// All of them; there is one at least.
+    /// All servers; at least one.
     pub(crate) fn all(&mut self) -> &mut [Node] {
         match self {
             Self::One(node) => std::slice::from_mut(node),
@@ -96,7 +99,7 @@ impl Nodes {
             Self::Cluster { masters, guide } => {
                 let answer = guide.ask(redis::cmd("CLUSTER").arg("KEYSLOT").arg(key)).await?;
                 let Value::Int(slot) = answer else {
-                    return Err(Failure::new(FAILED, "no slot of the key was answered"));
+                    return Err(Failure::new(FAILED, "CLUSTER KEYSLOT did not return a slot"));
                 };
                 let serving = masters.iter_mut().find(|node| node.serves(slot));
                 serving.ok_or_else(|| Failure::new(REFUSED, format!("no node serves slot {slot}")))
@@ -105,8 +108,8 @@ impl Nodes {
     }
 }
 
-/// Finds the servers of an address. One that is alone is connected to, and the node that names the masters of a cluster; those are when
-/// something is asked of them.
+/// Finds the servers of an address. Connects to a single server and to Sentinel's master. Masters
+/// of a cluster are connected at their first request.
 pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
     match address {
         Address::Server(url) => Ok(Nodes::One(Node::connect(info(url)?).await?)),
@@ -116,7 +119,7 @@ pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
                 match master_by(url, master, settings).await {
                     Ok(Some(found)) => return Ok(Nodes::One(Node::connect(found).await?)),
                     Ok(None) => {}
-                    Err(of_this_one) => failure = of_this_one,
+                    Err(error) => failure = error,
                 }
             }
             Err(failure)
@@ -127,7 +130,7 @@ pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
                 match masters_by(url).await {
                     Ok((masters, guide)) if !masters.is_empty() => return Ok(Nodes::Cluster { masters, guide }),
                     Ok(_) => {}
-                    Err(of_this_one) => failure = of_this_one,
+                    Err(error) => failure = error,
                 }
             }
             Err(failure)
@@ -135,7 +138,7 @@ pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
     }
 }
 
-/// Where the master is by the word of a sentinel.
+/// The address of the master, asked from one sentinel.
 async fn master_by(url: &str, master: &str, settings: &str) -> Result<Option<ConnectionInfo>, Failure> {
     let mut sentinel = Node::connect(info(url)?).await?;
     let answer = sentinel.ask(redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master)).await?;
@@ -144,7 +147,7 @@ async fn master_by(url: &str, master: &str, settings: &str) -> Result<Option<Con
     Ok(Some(at(info(settings)?, text(host), port)))
 }
 
-/// The masters of a cluster by the word of one of its nodes, and that node.
+/// The masters of a cluster, asked from one of its nodes, and that node.
 async fn masters_by(url: &str) -> Result<(Vec<Node>, Node), Failure> {
     let seed = info(url)?;
     let mut guide = Node::connect(seed.clone()).await?;
@@ -154,7 +157,7 @@ async fn masters_by(url: &str) -> Result<(Vec<Node>, Node), Failure> {
         let [Value::Int(first), Value::Int(last), master, ..] = items(range) else { continue };
         let [host, Value::Int(port), ..] = items(master) else { continue };
         let Ok(port) = u16::try_from(*port) else { continue };
-        // A node that does not know its own name is where it was found.
+        // A node that does not know its own address returns an empty host.
         let host = Some(text(host)).filter(|host| !host.is_empty()).unwrap_or_else(|| host_of(&seed));
         let place = at(seed.clone(), host, port);
         let name = place.addr().to_string();
@@ -181,7 +184,7 @@ fn host_of(info: &ConnectionInfo) -> String {
     }
 }
 
-/// The same way to talk, at another place.
+/// The same settings with another host and port.
 fn at(info: ConnectionInfo, host: String, port: u16) -> ConnectionInfo {
     let addr = match info.addr().clone() {
         ConnectionAddr::TcpTls { insecure, tls_params, .. } => {

@@ -1,7 +1,7 @@
-//! What can be seen of the locks on a server, by commands that change nothing.
+//! Reads the state of locks with commands that change nothing.
 //!
-//! Every request is bounded in what it makes the server do: a few hundred keys in a step of SCAN, a few dozen locks in a pipeline, and a
-//! lock that very many hold is not asked for all of its holders.
+//! Each request costs the server a bounded time: a step of SCAN covers 500 keys, a pipeline 50
+//! locks, and no request returns the holders of a lock that has thousands.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,42 +9,46 @@ use redis::{Cmd, Value};
 use serde::Serialize;
 
 use crate::address::Address;
-use crate::answers::{bytes, field, items, number, text, words};
+use crate::answers::{bytes, field, integer, items, number, text, words};
 use crate::exit::Failure;
 use crate::nodes::{self, Nodes};
 use crate::text::printable;
 
-/// How many keys the server looks at in one step of SCAN.
+/// Keys per step of SCAN.
 const KEYS_PER_STEP: usize = 500;
 
-/// How many locks are asked about in one pipeline.
+/// Locks per pipeline.
 const LOCKS_PER_PIPELINE: usize = 50;
 
-/// A lock whose value is larger may have more than a thousand holders or places.
+/// A lock with a larger value may have more than a thousand holders or places.
 const LARGE_BYTES: i64 = 128 * 1024;
 
-/// How many waiters of a lock with very many holders are counted.
+/// The largest count of waiters of a lock with thousands of holders.
 const COUNTED_WAITERS: usize = 1000;
 
-/// What RLOCK.TOP lists at most.
+/// The largest COUNT of RLOCK.TOP.
 const MOST_CONTENDED: usize = 1000;
 
-/// Who holds.
+/// A holder of a lock.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Holder {
     /// The owner.
     pub owner: String,
     /// exclusive, read, write or permits.
     pub mode: String,
-    /// How often, or how many permits.
+    /// The count of the hold; its number of permits for a semaphore.
     pub holds: i64,
     /// The fencing token.
     pub token: i64,
-    /// What is left of the lease.
+    /// The time left of the lease.
     pub lease_ms: i64,
-    /// Whether the hold is bound to a connection.
+    /// The time since the grant.
+    pub held_ms: i64,
+    /// Whether the hold has a session: it is bound to connections.
     pub session: bool,
-    /// The holder's note.
+    /// The ids of these connections, as in `CLIENT LIST ID`.
+    pub clients: Vec<i64>,
+    /// The note of the hold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -54,24 +58,26 @@ pub struct Holder {
 pub struct Kept {
     /// The former owner.
     pub owner: String,
-    /// The fencing token of the hold that has ended.
+    /// The fencing token of the released hold.
     pub token: i64,
     /// The time until the lock opens.
     pub keep_ms: i64,
 }
 
-/// Who waits.
+/// A waiter of a lock.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Waiter {
     /// The owner.
     pub owner: String,
     /// exclusive, read, write or permits.
     pub mode: String,
-    /// For how long by now.
+    /// The time since it began to wait.
     pub waited_ms: i64,
-    /// Whether over a connection; otherwise it is a place in a fair queue.
+    /// Whether it waits on a connection. Otherwise it is a place in a fair queue.
     pub connected: bool,
-    /// The waiter's note.
+    /// The id of that connection, as in `CLIENT LIST ID`; 0 without one.
+    pub client: i64,
+    /// The note of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -79,39 +85,39 @@ pub struct Waiter {
 /// A lock.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Lock {
-    /// Its key, as text: bytes that are none are escaped.
+    /// The key as text, with bytes that are no text escaped.
     pub key: String,
-    /// mutex, fair, rwlock or semaphore; empty if there are too many holders to ask for.
+    /// mutex, fair, rwlock or semaphore; empty if `many_holders`.
     pub kind: String,
-    /// Who holds it, a thousand at most; the first is enough for a table.
+    /// At most 1000 holders. A table shows the first.
     pub holders: Vec<Holder>,
-    /// How many hold it; absent if they were not counted.
+    /// The number of holders; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holders_count: Option<i64>,
-    /// Whether it has more holders than are asked for; then none is listed.
+    /// Whether the lock is too large to request its holders; `holders` is empty then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub many_holders: bool,
-    /// The release that keeps it closed, if there was one.
+    /// The release that keeps the lock closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
-    /// How many wait.
+    /// The number of waiters.
     pub waiters: i64,
-    /// Of a semaphore: how many permits there are.
+    /// The number of permits of a semaphore.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permits: Option<i64>,
-    /// Of a semaphore: how many are available.
+    /// The number of available permits of a semaphore.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<i64>,
-    /// How long the first in the queue has waited, if that was asked for.
+    /// How long the first waiter has waited, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_wait_ms: Option<i64>,
-    /// The key itself.
+    /// The bytes of the key.
     #[serde(skip)]
     pub key_bytes: Vec<u8>,
 }
 
 impl Lock {
-    /// Whether somebody could take it now.
+    /// Whether a request would be granted now.
     pub fn is_free(&self) -> bool {
         match self.available {
             Some(available) => available > 0 && self.waiters == 0,
@@ -120,30 +126,32 @@ impl Lock {
     }
 }
 
-/// How far a walk over all keys has come: which server, and where on it.
+/// A position of a scan over the keys of all servers: the server, and the cursor of SCAN on it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Place {
     node: usize,
     cursor: u64,
 }
 
-/// Connections for looking: one, or in a cluster one to each master that is asked something.
+/// Connections to the servers: to one, or to the masters of a cluster, each connected at its first
+/// request.
 pub struct Observer {
     nodes: Nodes,
     refusals: Refusals,
 }
 
-/// Locks of which a server did not tell all, since somebody last asked for that.
+/// The locks whose details a server refused since the last [`Observer::check_complete`].
 #[derive(Default)]
 struct Refusals {
-    /// By the server's number, and the key.
+    /// The index of the server, and the key.
     locks: HashSet<(usize, Vec<u8>)>,
-    /// What was said to the first of them.
+    /// The error for the first of them.
     first: Option<Failure>,
 }
 
 impl Refusals {
-    /// Takes note of an answer that is an error. That something else is under the key is none: it was no lock any more when it was asked about.
+    /// Records an error reply. WRONGTYPE is no refusal: the lock was replaced by another value
+    /// after SCAN had found it.
     fn note(&mut self, node: usize, key: &[u8], answer: &Value) {
         if let Value::ServerError(error) = answer
             && error.code() != "WRONGTYPE"
@@ -156,26 +164,26 @@ impl Refusals {
 }
 
 impl Observer {
-    /// Connects.
+    /// Connects to the server of an address.
     ///
     /// # Errors
     ///
-    /// If nobody answers there.
+    /// If the address is invalid, or no server answers.
     pub async fn connect(url: &str) -> Result<Self, Failure> {
         Ok(Self { nodes: nodes::find(&Address::parse(url)?).await?, refusals: Refusals::default() })
     }
 
-    /// Whether all was told of the locks that were asked about since this was last asked.
+    /// Checks that the servers answered all requests about locks since the last check.
     ///
     /// # Errors
     ///
-    /// If a server refused to tell of some of them.
-    pub fn all_was_told(&mut self) -> Result<(), Failure> {
+    /// If a server refused some of them.
+    pub fn check_complete(&mut self) -> Result<(), Failure> {
         let Refusals { locks, first } = std::mem::take(&mut self.refusals);
         match first {
             None => Ok(()),
             Some(Failure { status, message }) => {
-                Err(Failure::new(status, format!("not all is shown of {} locks: {message}", locks.len())))
+                Err(Failure::new(status, format!("details of {} locks are missing: {message}", locks.len())))
             }
         }
     }
@@ -185,17 +193,17 @@ impl Observer {
         self.nodes.of_key(key).await?.ask(command).await
     }
 
-    /// A lock with all of its holders, if there is one under the key.
+    /// The lock under a key, with its holders.
     ///
     /// # Errors
     ///
-    /// If the server refuses, as when something else is under the key.
+    /// If the server refuses, such as for a value of another type.
     pub async fn lock(&mut self, key: &[u8]) -> Result<Option<Lock>, Failure> {
         let answer = self.ask_about(key, redis::cmd("RLOCK.INFO").arg(key)).await?;
         Ok(lock_of(key, &answer))
     }
 
-    /// The first in the queue of a lock.
+    /// The first `count` waiters of a lock.
     ///
     /// # Errors
     ///
@@ -205,7 +213,8 @@ impl Observer {
         Ok(items(&answer).iter().map(waiter_of).collect())
     }
 
-    /// One step over the keys of all servers: those that are locks, and where to go on; `None` is the end.
+    /// One step of a scan over the keys of all servers. Returns the locks that it found and the
+    /// next position; `None` is the end.
     ///
     /// # Errors
     ///
@@ -230,8 +239,9 @@ impl Observer {
         Ok((next, keys.iter().map(|key| bytes(key).to_vec()).collect()))
     }
 
-    /// The locks of all servers that most requests wait for, the most contended first. Those of other databases than that of the address have
-    /// their number before the key, and no more than one holder.
+    /// The locks of all servers with the most waiters, the most contended first. A lock in another
+    /// database than that of the address has the number of the database before its key, and at most
+    /// one holder.
     ///
     /// # Errors
     ///
@@ -247,7 +257,7 @@ impl Observer {
             other.lock.waiters.cmp(&one.lock.waiters).then_with(|| one.lock.key.cmp(&other.lock.key))
         });
         found.truncate(count);
-        // The rest of what is shown, for those of which it can be asked over these connections.
+        // All details of the locks in the database of these connections.
         let mut details = HashMap::new();
         for number in 0..self.nodes.all().len() {
             let database = self.nodes.all()[number].database;
@@ -267,15 +277,16 @@ impl Observer {
                     Some(Lock { waiters, longest_wait_ms: lock.longest_wait_ms, ..details })
                 }
                 None if self.refusals.locks.contains(&place) => Some(lock),
-                // Nobody holds it any more, or waits for it.
+                // It was released since, and has no waiters.
                 None => None,
             }
         };
         Ok(found.into_iter().filter_map(complete).collect())
     }
 
-    /// What is under these keys, which a step has found from this place on. A key that is no lock any more is left out, and one that the server
-    /// does not tell of: [`all_was_told`](Self::all_was_told).
+    /// The locks under keys that [`step`](Self::step) found at a position. Leaves out keys that are
+    /// no locks any longer, and those that the server refuses: see
+    /// [`check_complete`](Self::check_complete).
     ///
     /// # Errors
     ///
@@ -286,7 +297,8 @@ impl Observer {
         for keys in keys.chunks(LOCKS_PER_PIPELINE) {
             let mut sizes = redis::pipe();
             for key in keys {
-                // The second tells a fair lock: its value is large by its queue, and not by its holders.
+                // The second command identifies a fair lock: its queue makes the value large, and
+                // not its holders.
                 sizes.cmd("MEMORY").arg("USAGE").arg(key).cmd("RFAIRLOCK.HOLDS").arg(key).arg("-");
             }
             let sizes = node.ask_all(&sizes, 2 * keys.len()).await?;
@@ -313,7 +325,8 @@ impl Observer {
         Ok(locks)
     }
 
-    /// Finds out how long the first in each queue has waited, of locks that a step has found from this place on.
+    /// Adds the time that the first waiter of each lock has waited, for locks that
+    /// [`step`](Self::step) found at a position.
     ///
     /// # Errors
     ///
@@ -334,7 +347,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Refuses a server that has not loaded the module: there, an empty list would be misleading.
+    /// Fails if the server has not loaded the module, where an empty list would be misleading.
     ///
     /// # Errors
     ///
@@ -342,12 +355,12 @@ impl Observer {
     pub async fn expect_module(&mut self) -> Result<(), Failure> {
         match self.lock(b"").await {
             Err(failure) if failure.is_about_missing_module() => Err(failure),
-            // Whatever else it says, such as that this user may not look at that key, it is the module that says so.
+            // Any other error, such as a missing permission for that key, comes from the module.
             _ => Ok(()),
         }
     }
 
-    /// A section of INFO of each server, by field.
+    /// The fields of a section of INFO, of each server.
     ///
     /// # Errors
     ///
@@ -364,9 +377,9 @@ impl Observer {
     }
 }
 
-/// A lock of which RLOCK.TOP tells.
+/// A lock in the reply of RLOCK.TOP.
 struct Contended {
-    /// By which server.
+    /// The index of the server.
     node: usize,
     database: i64,
     lock: Lock,
@@ -377,6 +390,7 @@ fn contended_lock_of(node: usize, map: &Value) -> Contended {
     let holder = field(map, "owner").map(|owner| Holder {
         owner: printable(bytes(owner)),
         token: number(map, "token").unwrap_or(0),
+        held_ms: number(map, "held-ms").unwrap_or(0),
         note: note_of(map),
         ..Holder::default()
     });
@@ -400,7 +414,9 @@ fn lock_of(key: &[u8], info: &Value) -> Option<Lock> {
         holds: number(map, "holds").unwrap_or(0),
         token: number(map, "token").unwrap_or(0),
         lease_ms: number(map, "lease-ms").unwrap_or(0),
+        held_ms: number(map, "held-ms").unwrap_or(0),
         session: number(map, "session") == Some(1),
+        clients: field(map, "clients").map(items).unwrap_or_default().iter().filter_map(integer).collect(),
         note: note_of(map),
     };
     let kept = |map: &Value| Kept {
@@ -422,7 +438,7 @@ fn lock_of(key: &[u8], info: &Value) -> Option<Lock> {
     })
 }
 
-/// A lock of whose holders nothing is known but that they are many.
+/// A lock whose holders were not requested because they are too many.
 fn large_lock_of(key: &[u8], waiters: &Value) -> Option<Lock> {
     let Value::Array(waiters) = waiters else { return None };
     let waiters = i64::try_from(waiters.len()).unwrap_or(i64::MAX);
@@ -435,6 +451,7 @@ fn waiter_of(map: &Value) -> Waiter {
         mode: words(map, "mode"),
         waited_ms: number(map, "waited-ms").unwrap_or(0),
         connected: number(map, "connected") == Some(1),
+        client: number(map, "client").unwrap_or(0),
         note: note_of(map),
     }
 }

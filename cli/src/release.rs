@@ -1,4 +1,4 @@
-//! `release --force`: takes a lock of any kind away.
+//! `release --force`: ends the hold of another owner, on a lock of any kind.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -12,9 +12,9 @@ use crate::text::printable;
 pub(crate) async fn release(url: &str, options: Release) -> Result<u8, Failure> {
     let mut observer = Observer::connect(url).await?;
     let key = options.key.as_bytes();
-    let nothing = || {
-        let whose = options.token.map(|token| format!(" with token {token}")).unwrap_or_default();
-        Failure::new(NOTHING, format!("nobody holds {}{whose}", printable(key)))
+    let not_held = || {
+        let with_token = options.token.map(|token| format!(" with token {token}")).unwrap_or_default();
+        Failure::new(NOTHING, format!("{} is not held{with_token}", printable(key)))
     };
     // It works on a lock of any kind.
     let mut command = redis::cmd("RLOCK.FORCERELEASE");
@@ -23,7 +23,7 @@ pub(crate) async fn release(url: &str, options: Release) -> Result<u8, Failure> 
         command.arg("TOKEN").arg(token);
     }
     match observer.ask_about(key, &command).await? {
-        Value::Int(0) => Err(nothing()),
+        Value::Int(0) => Err(not_held()),
         _ => Ok(DONE),
     }
 }

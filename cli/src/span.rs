@@ -1,8 +1,9 @@
-//! Spans of time as a person writes them: `30s`, `250ms`, `1m`, `2h`, and a bare number for seconds, as sleep(1) and timeout(1) have it.
+//! Durations on the command line: `30s`, `250ms`, `1m`, `2h`. A number alone is seconds, as for
+//! sleep(1) and timeout(1).
 
 use std::time::Duration;
 
-/// Reads a span.
+/// Parses a duration.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let unit_at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
@@ -12,19 +13,20 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         "m" => 60.0,
         "h" => 3600.0,
         "d" => 86400.0,
-        _ => return Err("a span is a number with ms, s, m, h or d, such as 30s".to_owned()),
+        _ => return Err(format!("unknown unit '{unit}'; expected ms, s, m, h or d, as in 30s")),
     };
-    let number: f64 = number.parse().map_err(|_| "a span begins with a number, such as 30s".to_owned())?;
-    Duration::try_from_secs_f64(number * seconds_per_unit).map_err(|_| "the span is too long".to_owned())
+    let number: f64 = number.parse().map_err(|_| format!("'{number}' is no number; expected one, as in 30s"))?;
+    Duration::try_from_secs_f64(number * seconds_per_unit).map_err(|_| "too long".to_owned())
 }
 
-/// Reads a span for which the server keeps a lock closed.
+/// Parses a duration for which the server keeps a lock closed.
 pub(crate) fn parse_keep(text: &str) -> Result<Duration, String> {
     const LONGEST: Duration = Duration::from_secs(365 * 86400);
-    parse(text).and_then(|span| if span <= LONGEST { Ok(span) } else { Err("the longest span is 365d".to_owned()) })
+    parse(text)
+        .and_then(|span| if span <= LONGEST { Ok(span) } else { Err("too long; expected at most 365d".to_owned()) })
 }
 
-/// Writes a span for a table: two digits that matter are enough.
+/// A duration for a table, with the two largest units.
 pub(crate) fn brief(span_ms: u64) -> String {
     let seconds = span_ms / 1000;
     match seconds {
@@ -41,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_read() {
+    fn durations_are_parsed() {
         let ms = |text| parse(text).map(|span| span.as_millis());
         assert_eq!(ms("30s"), Ok(30_000));
         assert_eq!(ms("250ms"), Ok(250));
@@ -53,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_written() {
+    fn durations_are_printed() {
         let written = [7, 12_345, 61_000, 3_600_000, 90_000_000].map(brief);
         assert_eq!(written, ["7ms", "12.3s", "1m01s", "1h00m", "1d01h"]);
     }

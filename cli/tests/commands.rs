@@ -1,5 +1,6 @@
-//! The tool as a process: run to its end, or running beside the test.
+//! The tool as a process that runs to its end or beside the test.
 
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use tempfile::TempDir;
 use crate::PATIENCE;
 use crate::support::{Server, eventually};
 
-/// The tool with arguments as one would type them, for a server. Words of a shell command come last, behind ` -- `.
+/// The tool with the arguments of a command line. The text after ` -- ` is one argument of `sh -c`.
 pub fn rlock(server: &Server, line: &str) -> Command {
     let (options, command) = match line.split_once(" -- ") {
         Some((options, command)) => (options, Some(command)),
@@ -26,18 +27,19 @@ pub fn rlock(server: &Server, line: &str) -> Command {
     tool
 }
 
-/// The tests may run at a terminal, where commands have no process groups of their own.
+/// Detaches from the terminal of the tests: there the command stays in the process group of rlock.
 fn leave_terminal(command: &mut Command) {
     let leave = || {
-        // SAFETY: nothing is passed.
+        // SAFETY: it takes no arguments.
         unsafe { libc::setsid() };
         Ok(())
     };
-    // SAFETY: between fork and exec it calls setsid(2) alone, which may be called there.
+    // SAFETY: between fork and exec it calls only setsid(2), which is async-signal-safe.
     unsafe { command.pre_exec(leave) };
 }
 
-/// The tests may run where signals are ignored (nohup(1), a job in the background of a script), and what they start would ignore them, too.
+/// Restores the default handling of signals. The tests may run under nohup(1) or as a background
+/// job of a script, and child processes inherit ignored signals.
 pub fn hear_signals(command: &mut Command) {
     let hear = || {
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2] {
@@ -46,7 +48,7 @@ pub fn hear_signals(command: &mut Command) {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec it calls signal(2) alone, which may be called there.
+    // SAFETY: between fork and exec it calls only signal(2), which is async-signal-safe.
     unsafe { command.pre_exec(hear) };
 }
 
@@ -54,7 +56,7 @@ pub fn url(server: &Server) -> String {
     format!("redis://127.0.0.1:{}/", server.port())
 }
 
-/// Runs the tool to its end.
+/// Runs the tool and waits for its end.
 pub fn finish(server: &Server, line: &str) -> Output {
     let output = rlock(server, line).output().expect("the tool runs");
     eprintln!("rlock {line}\n{}{}", text(&output.stdout), text(&output.stderr));
@@ -70,7 +72,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The tool running beside the test. Killed when this is dropped, and its command with it.
+/// The tool running beside the test. Dropping it kills the tool and its command.
 pub struct Running(Child);
 
 impl Running {
@@ -88,11 +90,12 @@ impl Running {
 
     #[track_caller]
     pub fn signal(&self, signal: i32) {
-        // SAFETY: only numbers are passed. The child has not been reaped, so its id is nobody else's.
+        // SAFETY: only numbers are passed. The child has not been reaped, so no other process has
+        // its id.
         assert_eq!(unsafe { libc::kill(self.id(), signal) }, 0, "there is no process to signal");
     }
 
-    /// The exit status, when it has ended.
+    /// Waits for the end, and returns the exit status.
     #[track_caller]
     pub fn status(&mut self) -> i32 {
         let mut ended = None;
@@ -101,6 +104,20 @@ impl Running {
             ended.is_some()
         });
         ended.and_then(|status| status.code()).expect("it exits")
+    }
+
+    /// Waits for the end, and returns the piped output too.
+    pub fn output(mut self) -> Output {
+        let read = |stream: Option<&mut dyn Read>| {
+            let mut bytes = Vec::new();
+            stream.map(|stream| stream.read_to_end(&mut bytes).expect("a pipe"));
+            bytes
+        };
+        let stdout = read(self.0.stdout.as_mut().map(|stream| stream as &mut dyn Read));
+        let stderr = read(self.0.stderr.as_mut().map(|stream| stream as &mut dyn Read));
+        let output = Output { status: self.0.wait().expect("a child of this process"), stdout, stderr };
+        eprintln!("{}{}", text(&output.stdout), text(&output.stderr));
+        output
     }
 
     pub fn is_running(&mut self) -> bool {
@@ -115,7 +132,7 @@ impl Drop for Running {
     }
 }
 
-/// A folder in which commands leave what the test looks at.
+/// A folder for files that commands write and the test reads.
 pub struct Desk(TempDir);
 
 impl Desk {
@@ -127,27 +144,27 @@ impl Desk {
         self.0.path().join(name).display().to_string()
     }
 
-    /// What is in a file; nothing if it is not there.
+    /// The content of a file; empty if it does not exist.
     pub fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Waits until a file has a whole line, and hands out what is in it.
+    /// Waits until a file has a complete line, and returns its content.
     #[track_caller]
     pub fn wait_for(&self, name: &str) -> String {
         eventually(PATIENCE, || self.read(name).ends_with('\n'));
         self.read(name)
     }
 
-    /// Waits for a file with the id of a process.
+    /// Waits for a file with a process id, and returns the id.
     #[track_caller]
     pub fn process(&self, name: &str) -> i32 {
         self.wait_for(name).trim().parse().expect("an id of a process")
     }
 }
 
-/// Whether a process lives. One that has ended and is not yet reaped does not.
-pub fn lives(process: i32) -> bool {
+/// Whether a process is alive. A zombie is not.
+pub fn is_alive(process: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = status.rsplit(") ").next().and_then(|rest| rest.chars().next());
     state.is_some_and(|state| state != 'Z' && state != 'X')
@@ -155,20 +172,20 @@ pub fn lives(process: i32) -> bool {
 
 #[track_caller]
 pub fn wait_for_end_of(process: i32) {
-    eventually(PATIENCE, || !lives(process));
+    eventually(PATIENCE, || !is_alive(process));
 }
 
-/// Waits until somebody holds a lock.
+/// Waits until a lock has a holder.
 #[track_caller]
 pub fn wait_for_holder(server: &Server, key: &str) {
     eventually(PATIENCE, || server.client().holder(key).is_some());
 }
 
-/// Waits until so many wait for a lock.
+/// Waits until a lock has `count` waiters.
 #[track_caller]
 pub fn wait_for_waiters(server: &Server, key: &str, count: usize) {
     eventually(PATIENCE, || server.client().waiting_owners(key).len() == count);
 }
 
-/// Long enough to be ended by something else.
+/// A lease that does not expire during a test.
 pub const VERY_LONG: Duration = Duration::from_secs(600);

@@ -1,25 +1,26 @@
-//! `run`: signals, the loss of the lock, and the death of rlock itself.
+//! `run`: signals, a lost lock, and the death of rlock.
 
 use std::fs::File;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::commands::{Desk, Running, VERY_LONG, lives, rlock, status, wait_for_end_of, wait_for_waiters};
+use crate::commands::{Desk, Running, VERY_LONG, is_alive, rlock, status, wait_for_end_of, wait_for_waiters};
 use crate::eventually;
 use crate::support::{Server, Stopwatch};
 
-/// A command that says its process id and then waits, and does something on signals.
+/// A command that writes its process id and then waits, with a trap for signals.
 fn waiting(desk: &Desk, trap: &str) -> String {
     format!("{trap} echo $$ > {}; while :; do sleep 0.02; done", desk.path("id"))
 }
 
-/// A command that says its process id when it does not hear of SIGTERM any more. It ends by itself, should nobody kill it.
+/// A command that ignores SIGTERM and then writes its process id. It ends after 40 s if no test
+/// kills it.
 fn deaf(desk: &Desk) -> String {
     format!(r"trap '' TERM; echo \$\$ > {}; for each in $(echo $(seq 2000)); do sleep 0.02; done", desk.path("deaf"))
 }
 
 #[test]
-fn signals_are_passed_on_and_the_lock_is_released() {
+fn signals_are_forwarded_and_the_lock_is_released() {
     let server = Server::start();
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1] {
         let desk = Desk::new();
@@ -34,13 +35,13 @@ fn signals_are_passed_on_and_the_lock_is_released() {
         let mut run = Running::start(&server, &format!("run k -- {}", waiting(&desk, "")));
         desk.wait_for("id");
         run.signal(signal);
-        assert_eq!(run.status(), 128 + signal, "signal {signal}, which it does not catch");
+        assert_eq!(run.status(), 128 + signal, "signal {signal} without a trap");
         assert_eq!(server.client().holder("k"), None);
     }
 }
 
 #[test]
-fn a_signal_reaches_what_the_command_has_started() {
+fn signal_reaches_child_processes_of_the_command() {
     let (server, desk) = (Server::start(), Desk::new());
     let line = format!("run k -- sleep 60 & echo $! > {}; wait", desk.path("id"));
     let mut run = Running::start(&server, &line);
@@ -50,9 +51,9 @@ fn a_signal_reaches_what_the_command_has_started() {
     wait_for_end_of(grandchild);
 }
 
-/// The command itself is gone at once; what it has started tidies up first.
+/// The command ends at once; its child process cleans up first.
 #[test]
-fn the_lock_is_held_until_what_the_signalled_command_has_started_has_ended() {
+fn lock_is_held_until_child_processes_of_the_signalled_command_have_ended() {
     let server = Server::start();
     for signal in [libc::SIGTERM, libc::SIGHUP] {
         let desk = Desk::new();
@@ -64,7 +65,7 @@ fn the_lock_is_held_until_what_the_signalled_command_has_started_has_ended() {
         desk.wait_for("ready");
         run.signal(signal);
         wait_for_end_of(command);
-        assert!(server.client().holder("k").is_some(), "signal {signal}: it has not tidied up yet");
+        assert!(server.client().holder("k").is_some(), "signal {signal}: the child process is cleaning up");
         assert_eq!(run.status(), 128 + signal);
         assert_eq!(desk.read("tidy"), "done\n", "signal {signal}");
         assert_eq!(server.client().holder("k"), None);
@@ -72,7 +73,7 @@ fn the_lock_is_held_until_what_the_signalled_command_has_started_has_ended() {
 }
 
 #[test]
-fn what_a_signalled_command_has_started_is_killed_if_it_does_not_end() {
+fn child_processes_of_a_signalled_command_are_killed_if_they_do_not_end() {
     let (server, desk) = (Server::start(), Desk::new());
     let line = format!("run k --kill-after 300ms -- sh -c \"{}\" & {}", deaf(&desk), waiting(&desk, ""));
     let mut run = Running::start(&server, &line);
@@ -85,7 +86,7 @@ fn what_a_signalled_command_has_started_is_killed_if_it_does_not_end() {
 }
 
 #[test]
-fn a_signal_ends_a_wait_and_leaves_nothing() {
+fn signal_ends_the_wait_and_cancels_the_request() {
     let server = Server::start();
     for kind in ["", "--fair", "--session 1s"] {
         let mut holder = server.client();
@@ -97,12 +98,12 @@ fn a_signal_ends_a_wait_and_leaves_nothing() {
         assert_eq!(run.status(), 143);
         assert_eq!(holder.waiting_owners("k"), Vec::<String>::new());
         holder.call(format!("{acquire}.RELEASE k other"));
-        assert_eq!(holder.holder("k"), None, "nobody was left to be given it");
+        assert_eq!(holder.holder("k"), None, "no waiter was left to be granted the lock");
     }
 }
 
 #[test]
-fn what_was_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     let (server, desk) = (Server::start(), Desk::new());
     let line = format!("run k -- {}", waiting(&desk, ""));
     let tool = rlock(&server, &line);
@@ -114,25 +115,25 @@ fn what_was_ignored_stays_ignored() {
     let command = desk.process("id");
     run.signal(libc::SIGHUP);
     run.signal(libc::SIGUSR2);
-    assert_eq!(run.status(), 128 + libc::SIGUSR2, "the second one ended it");
-    assert!(!lives(command));
+    assert_eq!(run.status(), 128 + libc::SIGUSR2, "the second signal ended it");
+    assert!(!is_alive(command));
 }
 
 #[test]
-fn the_loss_of_the_lock_ends_the_command() {
+fn lost_lock_ends_the_command() {
     let (server, desk) = (Server::start(), Desk::new());
-    let trap = format!("trap 'echo told > {}; exit 0' TERM;", desk.path("told"));
+    let trap = format!("trap 'echo TERM > {}; exit 0' TERM;", desk.path("got"));
     let mut run = Running::start(&server, &format!("run k --lease 1s --kill-after 30s -- {}", waiting(&desk, &trap)));
     desk.wait_for("id");
     assert_eq!(status(&server, "release --force k"), 0);
     assert_eq!(run.status(), 123);
-    assert_eq!(desk.read("told"), "told\n", "it was asked first");
+    assert_eq!(desk.read("got"), "TERM\n");
 }
 
 #[test]
-fn a_command_that_does_not_end_is_killed_with_all_it_has_started() {
+fn command_that_ignores_sigterm_is_killed_with_its_child_processes() {
     let server = Server::start();
-    // The second one ends when it is asked to, and what it has started does not.
+    // The second command ends on SIGTERM, its child process does not.
     for trap in ["trap '' TERM;", ""] {
         let desk = Desk::new();
         let line =
@@ -141,15 +142,15 @@ fn a_command_that_does_not_end_is_killed_with_all_it_has_started() {
         let (command, grandchild) = (desk.process("id"), desk.process("deaf"));
         server.client().call("RLOCK.FORCERELEASE k");
         assert_eq!(run.status(), 123);
-        assert!(!lives(command));
+        assert!(!is_alive(command));
         wait_for_end_of(grandchild);
     }
 }
 
 #[test]
-fn a_command_that_ends_by_itself_after_the_loss_does_not_hide_it() {
+fn lost_lock_is_reported_even_if_the_command_ends_by_itself() {
     let (server, desk) = (Server::start(), Desk::new());
-    // The next renewal would find the loss in ten seconds.
+    // The next renewal, in 10 s, would detect the loss.
     let line =
         format!("run k -- echo $$ > {}; while ! test -e {}; do sleep 0.01; done", desk.path("id"), desk.path("go"));
     let mut run = Running::start(&server, &line);
@@ -159,9 +160,9 @@ fn a_command_that_ends_by_itself_after_the_loss_does_not_hide_it() {
     assert_eq!(run.status(), 123);
 }
 
-/// Nothing can keep the command from running meanwhile. The token is for that.
+/// The command runs while rlock is stopped. Only the token protects the resource then.
 #[test]
-fn a_rlock_that_was_stopped_ends_the_command_as_soon_as_it_goes_on() {
+fn stopped_rlock_ends_the_command_when_it_continues() {
     let (server, desk) = (Server::start(), Desk::new());
     let mut run = Running::start(&server, &format!("run k --lease 500ms -- {}", waiting(&desk, "")));
     desk.wait_for("id");
@@ -172,13 +173,13 @@ fn a_rlock_that_was_stopped_ends_the_command_as_soon_as_it_goes_on() {
 }
 
 #[test]
-fn timed_a_server_that_is_silent_ends_the_command_before_the_lease_ends() {
+fn timed_command_ends_before_the_lease_expires_if_the_server_is_silent() {
     let (server, desk) = (Server::start(), Desk::new());
     let run = Running::start(&server, &format!("run k --lease 3s -- {}", waiting(&desk, "trap '' TERM;")));
     assert_ends_before_its_lease_of_3_s(server, run, desk.process("id"));
 }
 
-/// A process of a command ends while the server is silent.
+/// Asserts that a process of the command ends while the server is silent.
 #[track_caller]
 fn assert_ends_before_its_lease_of_3_s(mut server: Server, mut run: Running, process: i32) {
     let watch = Stopwatch::start();
@@ -187,15 +188,15 @@ fn assert_ends_before_its_lease_of_3_s(mut server: Server, mut run: Running, pro
         wait_for_end_of(process);
         took = watch.elapsed();
     });
-    // The last renewal was sent before the server was stopped.
+    // rlock sent the last renewal before the server was stopped.
     assert!(took < Duration::from_secs(3) + watch.lateness(), "{took:?}");
     assert_eq!(run.status(), 123);
     server.assert_alive();
 }
 
-/// However long it may take to end: nothing that can be ended goes on when the lock may be another's.
+/// Even with a --kill-after longer than the lease.
 #[test]
-fn timed_what_the_command_has_started_does_not_outlive_the_lease() {
+fn timed_child_processes_of_the_command_do_not_outlive_the_lease() {
     let (server, desk) = (Server::start(), Desk::new());
     let line = format!("run k --lease 3s --kill-after 1m -- sh -c \"{}\" & {}", deaf(&desk), waiting(&desk, ""));
     let run = Running::start(&server, &line);
@@ -203,18 +204,18 @@ fn timed_what_the_command_has_started_does_not_outlive_the_lease() {
     assert_ends_before_its_lease_of_3_s(server, run, desk.process("deaf"));
 }
 
-/// What it has to say goes where nobody reads: a full disk, a pipe whose reader is gone.
+/// Standard error is a full disk, or a pipe that its reader has closed.
 #[test]
-fn the_loss_of_the_lock_ends_the_command_also_if_nothing_can_be_said() {
+fn lost_lock_ends_the_command_even_if_the_message_cannot_be_written() {
     let server = Server::start();
     let full = || Stdio::from(File::options().write(true).open("/dev/full").expect("a full device"));
     let broken = || Stdio::from(std::io::pipe().expect("a pipe").1);
-    for nowhere in [full(), broken()] {
+    for stderr in [full(), broken()] {
         let desk = Desk::new();
         let line =
             format!("run k --lease 1s -- sleep 60 & echo $! > {}; {}", desk.path("grandchild"), waiting(&desk, ""));
         let mut tool = rlock(&server, &line);
-        tool.stderr(nowhere);
+        tool.stderr(stderr);
         let mut run = Running::of(tool);
         desk.wait_for("id");
         let grandchild = desk.process("grandchild");
@@ -225,7 +226,7 @@ fn the_loss_of_the_lock_ends_the_command_also_if_nothing_can_be_said() {
 }
 
 #[test]
-fn timed_killing_rlock_ends_the_command_and_the_session() {
+fn timed_killed_rlock_ends_the_command_and_the_session() {
     let (server, desk) = (Server::start(), Desk::new());
     let mut run = Running::start(&server, &format!("run k --session 500ms -- {}", waiting(&desk, "")));
     let command = desk.process("id");
@@ -238,21 +239,21 @@ fn timed_killing_rlock_ends_the_command_and_the_session() {
 }
 
 #[test]
-fn timed_killing_rlock_without_a_session_leaves_the_lock_to_its_lease() {
+fn timed_lock_of_killed_rlock_without_session_expires_with_its_lease() {
     let (server, desk) = (Server::start(), Desk::new());
     let mut run = Running::start(&server, &format!("run k --lease 2s -- {}", waiting(&desk, "")));
     let command = desk.process("id");
     run.signal(libc::SIGKILL);
     eventually(|| !run.is_running());
     let watch = Stopwatch::start();
-    let left_ms = u64::try_from(server.client().call("RLOCK.PTTL k").int()).expect("it is held");
+    let left_ms = u64::try_from(server.client().call("RLOCK.PTTL k").int()).expect("the lock is held");
     wait_for_end_of(command);
     eventually(|| server.client().holder("k").is_none());
-    watch.assert_took_ms(left_ms.saturating_sub(2)..left_ms + 500, "what was left of the lease");
+    watch.assert_took_ms(left_ms.saturating_sub(2)..left_ms + 500, "the rest of the lease");
 }
 
 #[test]
-fn timed_killing_rlock_while_it_waits_leaves_no_waiter() {
+fn timed_rlock_killed_while_it_waits_leaves_no_waiter() {
     let server = Server::start();
     let lease_ms = VERY_LONG.as_millis();
     server.client().acquire(&format!("k other PX {lease_ms}"));
@@ -265,7 +266,7 @@ fn timed_killing_rlock_while_it_waits_leaves_no_waiter() {
 }
 
 #[test]
-fn a_release_that_nobody_hears_leaves_the_status_alone() {
+fn failed_release_does_not_change_the_status() {
     let mut server = Server::start();
     let desk = Desk::new();
     let waits = format!("echo > {}; while [ ! -e {} ]; do sleep 0.02; done", desk.path("runs"), desk.path("over"));
@@ -273,7 +274,7 @@ fn a_release_that_nobody_hears_leaves_the_status_alone() {
     desk.wait_for("runs");
     server.kill();
     File::create(desk.path("over")).expect("a file");
-    // The command is not disturbed: the lock was its own for all of its life, which is over at once. Nobody can be told of the release.
+    // The command held the lock until its end.
     assert_eq!(run.status(), 0);
     server.restart();
 }

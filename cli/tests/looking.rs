@@ -1,4 +1,4 @@
-//! `ls`, `show`, `release`, `wait`, and `top` for scripts.
+//! `ls`, `show`, `release`, `wait`, and `top` with `--once` or `--json`.
 
 use std::fs::File;
 use std::process::{Child, Stdio};
@@ -12,7 +12,7 @@ fn json(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).expect("JSON")
 }
 
-/// A server with a lock of each kind, and one of them waited for.
+/// A server with a lock of each kind; the fair one has a waiter.
 fn server_with_locks() -> Server {
     let server = Server::start();
     let mut client = server.client();
@@ -28,7 +28,7 @@ fn server_with_locks() -> Server {
 }
 
 #[test]
-fn ls_lists_locks_of_all_kinds_and_nothing_else() {
+fn ls_lists_only_locks_and_those_of_all_kinds() {
     let server = server_with_locks();
     let out = text(&finish(&server, "ls").stdout);
     let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
@@ -44,9 +44,10 @@ fn ls_lists_locks_of_all_kinds_and_nothing_else() {
     assert_eq!(json(&out)["holders"][0]["owner"], "alice");
 }
 
-/// One user may look at some keys only, which RLOCK.TOP does not list either; the other one may not ask for holders.
+/// One user has no permission for two keys, which RLOCK.TOP leaves out too. The other has none for
+/// RLOCK.INFO.
 #[test]
-fn what_the_server_refuses_to_tell_is_said_to_be_missing() {
+fn refused_details_are_reported_as_missing() {
     let server = server_with_locks();
     let _bob = server.waiter("RLOCK.ACQUIRE mutex bob BLOCK 0");
     let _dave = server.waiter("RRWLOCK.ACQUIRE rw dave WRITE BLOCK 0");
@@ -56,16 +57,16 @@ fn what_the_server_refuses_to_tell_is_said_to_be_missing() {
         let output = finish(&server, &format!("--url redis://{user}:pw@127.0.0.1:{}/ {line}", server.port()));
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
-    let of_two = "rlock: not all is shown of 2 locks: the server refused: NOPERM ";
+    let of_two = "rlock: details of 2 locks are missing: the server refused: NOPERM ";
     for (user, line) in [("keys", "ls"), ("keys", "ls --json"), ("commands", "top --once"), ("commands", "top --json")]
     {
         let (status, shown, complaint) = by(user, line);
         assert_eq!(status, Some(122), "{line}");
-        assert!(shown.contains("mutex"), "{line}: what it may know is shown");
+        assert!(shown.contains("mutex"), "{line} shows the rest");
         assert!(complaint.starts_with(of_two), "{line}: {complaint}");
     }
-    assert!(by("commands", "top --once").1.contains("rw  "), "what RLOCK.TOP has told is shown");
-    // A key that is no lock, or of which nothing was asked, is no refusal.
+    assert!(by("commands", "top --once").1.contains("rw  "), "top shows the reply of RLOCK.TOP");
+    // No request about the other keys, no refusal.
     for line in ["ls m*", "top --once"] {
         let (status, _, complaint) = by("keys", line);
         assert_eq!((status, complaint.as_str()), (Some(0), ""), "{line}");
@@ -73,7 +74,7 @@ fn what_the_server_refuses_to_tell_is_said_to_be_missing() {
 }
 
 #[test]
-fn holders_that_are_not_shown_are_counted() {
+fn omitted_holders_are_counted() {
     let server = Server::start();
     let acquire = |number| Command::from(format!("RRWLOCK.ACQUIRE rw reader:{number} READ PX 600000"));
     server.client().call_in_one_step(&(0..1200).map(acquire).collect::<Vec<_>>());
@@ -84,9 +85,8 @@ fn holders_that_are_not_shown_are_counted() {
     assert_eq!(shown["holders_count"], 1200);
 }
 
-/// A reader who has gone has seen enough. A disk that is full has not got what it was to get.
 #[test]
-fn what_could_not_be_written_is_a_failure() {
+fn full_disk_is_a_failure_and_closed_pipe_is_not() {
     let server = server_with_locks();
     for line in ["ls", "ls --json", "show fair", "show fair --json", "top --once", "top --json", "--help"] {
         let mut tool = rlock(&server, line);
@@ -101,7 +101,7 @@ fn what_could_not_be_written_is_a_failure() {
 }
 
 #[test]
-fn ls_finds_every_one_of_many_locks() {
+fn ls_lists_two_thousand_locks() {
     let server = Server::start();
     let acquire = |number| Command::from(format!("RLOCK.ACQUIRE lock:{number} me PX 600000"));
     server.client().call_in_one_step(&(0..2000).map(acquire).collect::<Vec<_>>());
@@ -109,7 +109,7 @@ fn ls_finds_every_one_of_many_locks() {
 }
 
 #[test]
-fn names_cannot_command_a_terminal() {
+fn control_characters_are_escaped() {
     let server = Server::start();
     server.client().call([b"RLOCK.ACQUIRE".as_slice(), b"\x1b[2J", b"\x07bell", b"PX", b"600000"]);
     let out = text(&finish(&server, "ls").stdout);
@@ -117,7 +117,7 @@ fn names_cannot_command_a_terminal() {
 }
 
 #[test]
-fn show_tells_holders_and_queue() {
+fn show_prints_holders_and_queue() {
     let server = server_with_locks();
     let out = text(&finish(&server, "show fair").stdout);
     let token = server.client().holder("fair").expect("a holder").token.to_string();
@@ -131,7 +131,32 @@ fn show_tells_holders_and_queue() {
 }
 
 #[test]
-fn notes_are_shown_where_there_are_any() {
+fn show_prints_how_long_a_hold_has_lasted_and_the_connections_of_its_session() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("k alice PX 600000 SESSION 60000 NOTE build-7");
+    let mut other = server.client();
+    other.call("RLOCK.RENEW k alice").int();
+    let waiter = server.waiter("RLOCK.ACQUIRE k bob BLOCK 0");
+    crate::eventually(|| client.call("RLOCK.INFO k").field("holders").array()[0].field("held-ms").int() >= 50);
+    let out = text(&finish(&server, "show k").stdout);
+    let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let mut lines = out.lines().skip(2).map(cells);
+    let heads = ["HOLDER", "MODE", "HOLDS", "TOKEN", "HELD", "LEASE", "SESSION", "NOTE"];
+    assert_eq!(lines.next(), Some(heads.map(str::to_owned).to_vec()), "{out}");
+    let row = lines.next().expect("a holder");
+    assert!(row[4].ends_with('s') && row[5].starts_with("9m"), "{out}");
+    assert_eq!(row[6..], [format!("id={},{}", client.id(), other.id()), "build-7".to_owned()], "{out}");
+    let shown = json(&finish(&server, "show k --json").stdout);
+    let holder = &shown["holders"][0];
+    assert!(holder["held_ms"].as_i64().is_some_and(|held| (50..600_000).contains(&held)), "{shown}");
+    assert_eq!(holder["clients"], serde_json::json!([client.id(), other.id()]));
+    assert!(shown["queue"][0]["client"].as_i64().is_some_and(|id| id > 0), "{shown}");
+    drop(waiter);
+}
+
+#[test]
+fn notes_have_a_column_if_there_are_any() {
     let server = server_with_locks();
     let note = b"build\x1b[2J 7".as_slice();
     let acquire = |owner| [b"RLOCK.ACQUIRE".as_slice(), b"noted", owner, b"BLOCK", b"0", b"NOTE", note];
@@ -156,7 +181,7 @@ fn notes_are_shown_where_there_are_any() {
     assert!(json(&finish(&server, "show fair --json").stdout)["holders"][0].get("note").is_none());
 }
 
-/// RLOCK.TOP alone tells of them.
+/// They come from the reply of RLOCK.TOP.
 #[test]
 fn top_shows_notes_of_other_databases() {
     let server = Server::start();
@@ -171,12 +196,12 @@ fn top_shows_notes_of_other_databases() {
 }
 
 #[test]
-fn a_lock_that_is_kept_closed_is_not_shown_as_free() {
+fn kept_lock_is_not_shown_as_free() {
     let server = Server::start();
     let token = server.client().acquire("k alice PX 600000");
     server.client().call("RLOCK.RELEASE k alice KEEP 600000").int();
     let out = text(&finish(&server, "show k").stdout);
-    assert!(out.contains("nobody holds it; alice has released it and keeps it closed for 9m"), "{out}");
+    assert!(out.contains("not held; alice has released it and keeps it closed for 9m"), "{out}");
     let kept = json(&finish(&server, "show k --json").stdout)["kept"].clone();
     assert_eq!((&kept["owner"], &kept["token"]), (&"alice".into(), &token.into()));
     assert!(kept["keep_ms"].as_i64().is_some_and(|left| (1..=600_000).contains(&left)), "{kept}");
@@ -200,7 +225,7 @@ fn release_takes_a_lock_of_any_kind_away() {
 }
 
 #[test]
-fn release_by_token_hits_no_other_hold() {
+fn release_by_token_spares_other_holds() {
     let server = Server::start();
     let token = server.client().acquire("k alice PX 600000");
     assert_eq!(status(&server, &format!("release --force k --token {}", token - 1)), 1);
@@ -217,7 +242,7 @@ fn wait_ends_when_the_lock_is_free() {
     assert_eq!(status(&server, "wait k --wait 300ms"), 124);
     server.client().call("CONFIG RESETSTAT");
     let mut wait = Running::start(&server, "wait k");
-    // It looks once more: the first look did not end it.
+    // A second check means that the first did not end the wait.
     let looks = || {
         let all = server.client().call("INFO commandstats").text();
         let line = all.lines().find_map(|line| line.strip_prefix("cmdstat_RLOCK.INFO:calls="));
@@ -227,11 +252,11 @@ fn wait_ends_when_the_lock_is_free() {
     assert!(wait.is_running());
     server.client().call("RLOCK.RELEASE k alice");
     assert_eq!(wait.status(), 0);
-    assert_eq!(server.client().holder("k"), None, "it has taken nothing");
+    assert_eq!(server.client().holder("k"), None, "it does not acquire the lock");
 }
 
 #[test]
-fn top_shows_the_most_contended_first() {
+fn top_shows_the_most_contended_lock_first() {
     let server = server_with_locks();
     let _bob = server.waiter("RLOCK.ACQUIRE mutex bob BLOCK 0");
     let _carol = server.waiter("RLOCK.ACQUIRE mutex carol BLOCK 0");
@@ -249,7 +274,7 @@ fn top_shows_the_most_contended_first() {
 }
 
 #[test]
-fn top_shows_other_databases_too() {
+fn top_shows_locks_of_all_databases() {
     let server = Server::start();
     let mut client = server.client();
     client.call("SELECT 3");
@@ -268,7 +293,7 @@ fn top_shows_other_databases_too() {
 }
 
 #[test]
-fn a_server_without_the_module_is_told_from_one_without_locks() {
+fn missing_module_is_a_refusal_and_missing_locks_are_not() {
     let server = Server::start();
     for line in ["ls", "top --once", "show k", "run k -- true"] {
         assert_ne!(status(&server, line), 122, "{line}");
@@ -286,9 +311,9 @@ fn a_server_without_the_module_is_told_from_one_without_locks() {
     }
 }
 
-/// To list a lock's holders takes the server as long as they are many.
+/// The cost of RLOCK.INFO grows with the number of holders.
 #[test]
-fn a_lock_with_very_many_holders_is_not_asked_for_all_of_them() {
+fn holders_of_a_very_large_lock_are_not_requested() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT crowd 10000");
@@ -302,9 +327,9 @@ fn a_lock_with_very_many_holders_is_not_asked_for_all_of_them() {
     assert!(text(&finish(&server, "ls").stdout).lines().any(has_many));
 }
 
-/// A fair lock is large by its queue, and the most contended of all.
+/// The queue makes the value of a fair lock large, not its holders.
 #[test]
-fn a_fair_lock_with_a_long_queue_is_counted_in_full() {
+fn all_waiters_of_a_large_fair_lock_are_counted() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("queue first PX 600000");

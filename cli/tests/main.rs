@@ -1,14 +1,16 @@
-//! The tool against real servers with the module, one file per concern.
+//! Tests of the tool with real servers that have loaded the module.
 
+mod acl;
 mod commands;
 mod documents;
 mod ending;
 mod looking;
+mod package;
 mod picture;
 mod places;
 mod running;
 mod sharing;
-// The servers and plain connections of the module's own tests. Not all of it is used here.
+// Servers and connections from the module's tests, some of which these tests do not use.
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]
 mod support;
@@ -16,10 +18,10 @@ mod terminal;
 
 use std::time::Duration;
 
-/// Far above anything that a healthy server needs.
+/// Far more than a healthy server needs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for a condition.
+/// Waits until a condition holds.
 #[track_caller]
 fn eventually(condition: impl FnMut() -> bool) {
     support::eventually(PATIENCE, condition);

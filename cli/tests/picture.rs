@@ -1,6 +1,7 @@
-//! `top` over a thousand contended locks, and its picture in docs/.
+//! `top` with a thousand contended locks, and its picture in docs/.
 //!
-//! The picture is drawn by the tool's own code into a terminal's buffer, and written as SVG if RLOCK_PICTURE names a file.
+//! The tool draws its screen into a buffer. If RLOCK_PICTURE names a file, the test writes the
+//! buffer there as SVG.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -18,10 +19,10 @@ use crate::support::{Client, Server, eventually};
 
 const LOCKS: usize = 1000;
 
-/// Names as services have them.
+/// First parts of the keys.
 const SUBJECTS: [&str; 8] = ["orders", "invoices", "accounts", "stock", "mailing", "export", "reports", "carts"];
 
-/// How many wait for a lock: a few are in great demand, and each is waited for.
+/// The number of waiters of a lock: many for the first few, one for the others.
 fn demand(number: usize) -> usize {
     1 + 60 / (number + 1)
 }
@@ -34,10 +35,10 @@ fn family(number: usize) -> &'static str {
     if number % 5 == 3 { "RFAIRLOCK" } else { "RLOCK" }
 }
 
-/// A crowd before a thousand locks, each of which is held and waited for.
+/// Clients of a thousand locks, each of which has a holder and waiters.
 struct Crowd<'a> {
     server: &'a Server,
-    /// Who waits, or waited, is a connection.
+    /// The connections of holders and waiters.
     clients: Vec<Client>,
 }
 
@@ -45,7 +46,7 @@ impl Crowd<'_> {
     fn gather(server: &Server) -> Crowd<'_> {
         let mut crowd = Crowd { server, clients: Vec::new() };
         for number in 0..LOCKS {
-            // One more than waits: the first is granted at once.
+            // The first one is granted the lock and does not wait.
             (0..=demand(number)).for_each(|_| crowd.join(number));
         }
         crowd
@@ -59,7 +60,7 @@ impl Crowd<'_> {
         self.clients.push(client);
     }
 
-    /// Lets a lock go to the next, while another one comes.
+    /// Hands a lock over to the next waiter, and adds a waiter.
     fn hand_over(&mut self, number: usize) {
         self.server.client().call(format!("{}.FORCERELEASE {}", family(number), key(number))).int();
         self.join(number);
@@ -74,7 +75,7 @@ impl Crowd<'_> {
 }
 
 #[test]
-fn of_a_thousand_contended_locks_only_those_that_are_shown_are_asked_for() {
+fn top_requests_only_the_locks_that_it_shows() {
     let server = Server::with(&["maxclients 20000"]);
     let mut crowd = Crowd::gather(&server);
     crowd.wait_until_all_wait();
@@ -87,7 +88,7 @@ fn of_a_thousand_contended_locks_only_those_that_are_shown_are_asked_for() {
         let mut observer = Observer::connect(&url(&server)).await.map_err(|failure| failure.message).expect("a server");
         let mut view = View::new("redis://locks.example");
         for _ in 0..2 {
-            // A picture shows how often this happens in a second.
+            // The picture shows the rate of these hand-overs.
             let pause = Duration::from_millis(if picture.is_some() { 5 } else { 0 });
             for number in 0..200 {
                 crowd.hand_over(number);
@@ -101,7 +102,7 @@ fn of_a_thousand_contended_locks_only_those_that_are_shown_are_asked_for() {
         }
         view
     });
-    // Only what is shown is asked for, and once in a survey.
+    // One request for each shown lock in each snapshot.
     let calls = |stat: &str| {
         let text = stat.strip_prefix("calls=").and_then(|rest| rest.split(',').next()).expect("a count");
         text.parse::<u64>().expect("a number")
@@ -121,7 +122,7 @@ fn of_a_thousand_contended_locks_only_those_that_are_shown_are_asked_for() {
 const CELL_WIDTH: usize = 8;
 const CELL_HEIGHT: usize = 17;
 
-/// A terminal's buffer as a picture: one text per run of cells that look the same.
+/// A terminal's buffer as SVG: one text for each run of cells with the same style.
 fn svg(buffer: &Buffer) -> String {
     let (columns, lines) = (usize::from(buffer.area.width), usize::from(buffer.area.height));
     let (width, height) = (columns * CELL_WIDTH + 24, lines * CELL_HEIGHT + 24);
@@ -133,7 +134,7 @@ fn svg(buffer: &Buffer) -> String {
     for line in 0..lines {
         let cells = &buffer.content[line * columns..(line + 1) * columns];
         let mut start = 0;
-        for run in cells.chunk_by(|one, other| look(one) == look(other)) {
+        for run in cells.chunk_by(|one, other| style(one) == style(other)) {
             let text: String = run.iter().map(Cell::symbol).collect();
             put_run(&mut out, (start, line), &text, &run[0]);
             start += run.len();
@@ -142,7 +143,7 @@ fn svg(buffer: &Buffer) -> String {
     out + "</svg>\n"
 }
 
-fn look(cell: &Cell) -> (Color, Color, Modifier) {
+fn style(cell: &Cell) -> (Color, Color, Modifier) {
     (cell.fg, cell.bg, cell.modifier)
 }
 

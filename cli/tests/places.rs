@@ -1,11 +1,11 @@
-//! Every command where there is more than one server: behind Sentinel, and in a cluster.
+//! All subcommands with Sentinel and with a cluster.
 
 use std::process::Command;
 
-use crate::commands::text;
+use crate::commands::{Running, text};
 use crate::support::{Cluster, Sentinels, Server};
 
-/// What a command printed, and its status.
+/// The exit status and the output of a command.
 #[track_caller]
 fn at(url: &str, line: &str) -> (Option<i32>, String) {
     let mut tool = Command::new(env!("CARGO_BIN_EXE_rlock"));
@@ -14,16 +14,16 @@ fn at(url: &str, line: &str) -> (Option<i32>, String) {
     (output.status.code(), text(&output.stdout))
 }
 
-/// Goes through all commands with a few locks.
-fn go_through(url: &str, keys: &[&str], waiter: &str) {
+/// Runs all subcommands with a few locks.
+fn run_all_subcommands(url: &str, keys: &[&str], waiter: &str) {
     for key in keys {
         assert_eq!(at(url, &format!("run {key} -- true")).0, Some(0));
         assert_eq!(at(url, &format!("wait {key} --wait 1s")).0, Some(0));
-        // In a name of its own, the lock is held by the command that looks at it.
+        // The command that shows the lock runs under it.
         let script = format!("--owner me -- {} --url {url} show {key}", env!("CARGO_BIN_EXE_rlock"));
         let (status, shown) = at(url, &format!("run {key} {script}"));
         assert!(status == Some(0) && shown.contains("me"), "{shown}");
-        assert_eq!(at(url, &format!("release --force {key}")).0, Some(1), "nobody holds it any more");
+        assert_eq!(at(url, &format!("release --force {key}")).0, Some(1), "it was released");
         assert_eq!(at(url, &format!("run pool:{key} --semaphore 2 -- true")).0, Some(0));
     }
     let (_, shown) = at(url, "top --once");
@@ -39,28 +39,28 @@ fn go_through(url: &str, keys: &[&str], waiter: &str) {
 }
 
 #[test]
-fn every_command_finds_the_masters_of_a_cluster() {
+fn every_subcommand_finds_the_masters_of_a_cluster() {
     let cluster = Cluster::start();
     let url = format!("redis+cluster://127.0.0.1:{}", cluster.nodes()[0].port());
-    // Each on another master.
+    // Each key is on another master.
     let keys = ["a", "b", "c"];
     let ports: std::collections::BTreeSet<_> = keys.iter().map(|key| cluster.primary_of(key).port()).collect();
     assert_eq!(ports.len(), 3);
     let home = cluster.primary_of("wanted");
     home.client().acquire("wanted alice PX 600000");
     let _waiter = home.waiter("RLOCK.ACQUIRE wanted bob PX 600000 BLOCK 0");
-    go_through(&url, &keys, "wanted");
+    run_all_subcommands(&url, &keys, "wanted");
 }
 
-/// Only `ls` and `top` need all of them.
+/// Only `ls` and `top` need all masters.
 #[test]
-fn a_dead_master_of_a_cluster_disturbs_no_key_of_another() {
+fn dead_master_of_a_cluster_affects_only_its_own_keys() {
     let mut cluster = Cluster::start();
     let (alive, seed) = (cluster.primary_of("a").port(), cluster.replica_of("a").port());
     let url = format!("redis+cluster://127.0.0.1:{seed}");
-    // The first by its slots.
+    // The first one of CLUSTER SLOTS.
     let dead = cluster.primary_of("b").port();
-    // Nobody takes its place, and the rest goes on without.
+    // No replica replaces it, and the others keep serving.
     for node in cluster.nodes() {
         node.client().call("CONFIG SET cluster-require-full-coverage no");
         node.client().call("CONFIG SET cluster-replica-no-failover yes");
@@ -79,17 +79,40 @@ fn a_dead_master_of_a_cluster_disturbs_no_key_of_another() {
 }
 
 #[test]
-fn every_command_finds_the_master_that_sentinel_names() {
+fn every_subcommand_finds_the_master_that_sentinel_names() {
     let primary = Server::with(&[]);
     let replica = Server::replica_of(&primary, &[]);
     let sentinels = Sentinels::of(primary.port(), 1);
     let hosts: Vec<_> = sentinels.ports().map(|port| format!("127.0.0.1:{port}")).collect();
-    // A sentinel that is away is passed over.
+    // The tool skips a sentinel that does not answer.
     let url = format!("redis+sentinel://127.0.0.1:1,{}/fleet", hosts.join(","));
     primary.client().acquire("wanted alice PX 600000");
     let _waiter = primary.waiter("RLOCK.ACQUIRE wanted bob PX 600000 BLOCK 0");
-    go_through(&url, &["a", "b"], "wanted");
-    let other = format!("redis+sentinel://{}/nobody", hosts[0]);
-    assert_eq!(at(&other, "ls").0, Some(121));
+    run_all_subcommands(&url, &["a", "b"], "wanted");
+    let unknown = format!("redis+sentinel://{}/unknown", hosts[0]);
+    assert_eq!(at(&unknown, "ls").0, Some(121));
     drop(replica);
+}
+
+/// For about two seconds the sentinels name a master that is dead.
+#[test]
+fn run_and_wait_retry_during_a_failover() {
+    let mut primary = Server::with(&[]);
+    let replica = Server::replica_of(&primary, &[]);
+    let sentinels = Sentinels::of(primary.port(), 1);
+    let hosts: Vec<_> = sentinels.ports().map(|port| format!("127.0.0.1:{port}")).collect();
+    let url = format!("redis+sentinel://{}/fleet", hosts.join(","));
+    primary.kill();
+    let start = |line: &str| {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_rlock"));
+        tool.args(["--url", &url]).args(line.split(' '));
+        Running::of(tool)
+    };
+    let lines =
+        ["run a --wait 60s -- true", "run b -- true", "run c --semaphore 2 --wait 60s -- true", "wait d --wait 60s"];
+    for (line, mut running) in lines.map(|line| (line, start(line))) {
+        assert_eq!(running.status(), 0, "{line}");
+    }
+    assert_eq!(sentinels.primary(), Some(replica.port()));
+    primary.restart_in_place(&[]);
 }

@@ -1,4 +1,4 @@
-//! `run` beside others: one at a time, some at once, in order.
+//! Several `run` at once: mutual exclusion, semaphores, order.
 
 use crate::commands::{Desk, Running, status, wait_for_holder, wait_for_waiters};
 use crate::eventually;
@@ -18,7 +18,7 @@ fn twenty_runs_count_to_twenty() {
     assert_eq!(server.client().holder("counter"), None);
 }
 
-/// How many commands were inside at once at most, by a journal of + for each that came and - for each that left.
+/// The most commands that ran at once, from a journal with a + for each begin and a - for each end.
 fn most_at_once(journal: &str) -> usize {
     let mut inside = 0usize;
     let counts = journal.lines().map(|line| {
@@ -29,10 +29,10 @@ fn most_at_once(journal: &str) -> usize {
 }
 
 #[test]
-fn a_semaphore_lets_so_many_in_at_once() {
+fn semaphore_of_three_runs_three_commands_at_once() {
     let (server, desk) = (Server::start(), Desk::new());
     let journal = desk.path("journal");
-    // Nobody leaves before three are in, so fewer would wait for ever.
+    // No command ends before three are running, so a smaller limit would make them wait forever.
     let line = format!(
         "run pool --semaphore 3 -- echo + >> {journal}; while test $(grep -c + {journal}) -lt 3; do sleep 0.01; done; \
          sleep 0.05; echo - >> {journal}"
@@ -47,7 +47,7 @@ fn a_semaphore_lets_so_many_in_at_once() {
 }
 
 #[test]
-fn a_semaphore_of_another_size_is_refused() {
+fn semaphore_of_another_size_is_refused() {
     let server = Server::start();
     server.client().call("RSEMAPHORE.INIT pool 5");
     assert_eq!(status(&server, "run pool --semaphore 3 -- true"), 122);
@@ -55,7 +55,7 @@ fn a_semaphore_of_another_size_is_refused() {
 }
 
 #[test]
-fn a_fair_lock_serves_in_the_order_of_coming() {
+fn fair_lock_serves_in_order_of_arrival() {
     let (server, desk) = (Server::start(), Desk::new());
     server.client().acquire_fair("queue first PX 600000");
     let mut runs = Vec::new();
@@ -72,7 +72,7 @@ fn a_fair_lock_serves_in_the_order_of_coming() {
 }
 
 #[test]
-fn readers_share_and_a_writer_does_not() {
+fn readers_share_and_writer_does_not() {
     let (server, desk) = (Server::start(), Desk::new());
     let journal = desk.path("journal");
     let line = format!(

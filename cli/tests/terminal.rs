@@ -1,4 +1,4 @@
-//! The tool at a terminal, which `script` of util-linux gives it.
+//! The tool at a terminal, provided by script(1) of util-linux.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use crate::PATIENCE;
 use crate::commands::{Desk, hear_signals, url, wait_for_holder};
 use crate::support::{Client, Server, eventually};
 
-/// A program at a terminal: what it shows, and keys for it.
+/// A program at a terminal: its output, and keys for it.
 struct Terminal {
     script: Child,
     shown: Arc<Mutex<Vec<u8>>>,
@@ -76,14 +76,14 @@ impl Drop for Terminal {
     }
 }
 
-/// A lock that somebody holds and somebody waits for: `top` shows no others.
+/// A lock with a holder and a waiter. `top` shows no other locks.
 fn contended(server: &Server, key: &str) -> Client {
     server.client().acquire(&format!("{key} alice PX 600000"));
     server.waiter(format!("RLOCK.ACQUIRE {key} bob BLOCK 0"))
 }
 
 #[test]
-fn top_is_drawn_follows_what_happens_and_ends() {
+fn top_draws_follows_changes_and_quits() {
     let server = Server::start();
     let _waiter = contended(&server, "orders:42");
     let mut terminal = Terminal::start(&server, "top --every 100ms");
@@ -92,21 +92,21 @@ fn top_is_drawn_follows_what_happens_and_ends() {
     let _another = contended(&server, "invoices:7");
     terminal.wait_for("invoices:7");
     terminal.press(b"s");
-    // Only what changes is drawn: `by waiters` becomes `by longest wait`.
+    // ratatui draws only changed cells: `by waiters` becomes `by longest wait`.
     terminal.wait_for("wait)");
     terminal.press(b"q");
     assert_eq!(terminal.status(), 0);
-    assert!(terminal.shown().contains("\x1b[?1049l"), "the screen is put back");
+    assert!(terminal.shown().contains("\x1b[?1049l"), "the screen is restored");
 }
 
 #[test]
-fn top_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
+fn top_shows_a_lost_connection_and_continues_when_the_server_is_back() {
     let mut server = Server::with(&[]);
     let _waiter = contended(&server, "orders:42");
     let mut terminal = Terminal::start(&server, "top --every 100ms");
     terminal.wait_for("orders:42");
     server.kill();
-    // In red: a word of every such message.
+    // The message is red.
     terminal.wait_for("\x1b[38;5;1");
     server.restart_in_place(&[]);
     let _another = contended(&server, "invoices:7");
@@ -129,28 +129,28 @@ fn control_c_ends_the_command_and_frees_the_lock() {
     assert_eq!(server.client().holder("k"), None);
 }
 
-/// It sends what is typed to the command as well, which would hear it twice.
+/// The terminal sends typed signals to the command too, which would get them twice.
 #[test]
-fn an_interrupt_is_left_to_the_terminal() {
+fn interrupt_is_not_forwarded_at_a_terminal() {
     let (server, desk) = (Server::start(), Desk::new());
-    let told = desk.path("told");
-    let traps = format!("trap \"echo INT >> {told}\" INT; trap \"echo USR1 >> {told}; exit 9\" USR1");
+    let got = desk.path("got");
+    let traps = format!("trap \"echo INT >> {got}\" INT; trap \"echo USR1 >> {got}; exit 9\" USR1");
     let mut terminal =
         Terminal::start(&server, &format!("run k -- sh -c '{traps}; echo ready; while :; do sleep 0.02; done'"));
     terminal.wait_for("ready");
     let owner = server.client().holder("k").expect("a holder").owner;
     let tool = owner.split(':').nth(1).and_then(|id| id.parse().ok()).expect("an id of a process");
-    // Without a terminal both would be passed on, in this order.
+    // Without a terminal rlock would forward both, in this order.
     for signal in [libc::SIGINT, libc::SIGUSR1] {
         // SAFETY: only numbers are passed. The process holds the lock, so it lives.
         assert_eq!(unsafe { libc::kill(tool, signal) }, 0, "there is no process to signal");
     }
     assert_eq!(terminal.status(), 9);
-    assert_eq!(desk.read("told"), "USR1\n");
+    assert_eq!(desk.read("got"), "USR1\n");
 }
 
 #[test]
-fn a_command_reads_from_the_terminal() {
+fn command_reads_from_the_terminal() {
     let server = Server::start();
     let mut terminal = Terminal::start(&server, "run k -- sh -c 'read word; echo got $word'");
     wait_for_holder(&server, "k");
@@ -159,9 +159,9 @@ fn a_command_reads_from_the_terminal() {
     assert_eq!(terminal.status(), 0);
 }
 
-/// What the command reads there, and how it is stopped and continued, does not depend on where its input comes from.
+/// The standard input does not matter: the command stays in the foreground process group.
 #[test]
-fn a_command_with_another_input_reads_from_the_terminal() {
+fn command_with_another_standard_input_reads_from_the_terminal() {
     let server = Server::start();
     let mut terminal = Terminal::start(&server, "run k -- sh -c 'read word < /dev/tty; echo got $word' < /dev/null");
     wait_for_holder(&server, "k");

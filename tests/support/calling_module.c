@@ -5,8 +5,8 @@
  *
  * CALLER.EXPIRED, CALLER.NEW and CALLER.DELETED make one call, inside the event in which the next
  * key expires, is created, or is deleted (Redis 7.0 has no event for deletions). CALLER.ANSWER
- * returns the reply to that call. CALLER.TIMER starts a timer of one hour that does nothing.
- * CALLER.SELECT selects a database of one digit, in which the client stays.
+ * returns the reply to that call, a number or an error. CALLER.TIMER starts a timer of one hour
+ * that does nothing. CALLER.SELECT selects a database of one digit, in which the client stays.
  *
  * The module needs no server header, because its load function receives a function that finds all
  * others. */
@@ -23,10 +23,13 @@ static int (*reply_with_error)(Context *, const char *message);
 static int (*reply_with_ok)(Context *, const char *message);
 static void (*free_reply)(void *reply);
 
-/* Redis 7.0 has no abort_promise. */
 static int (*type_of)(void *reply);
+static long long (*number_of)(void *reply);
+static const char *(*text_of)(void *reply, size_t *length);
+static int (*reply_with_number)(Context *, long long number);
+/* Redis 7.0 has no promises. */
 static int (*abort_promise)(void *reply, void **data);
-enum { PROMISE = 12 };
+enum { NUMBER = 2, PROMISE = 12 };
 
 static void (*keep)(Context *, String *);
 static void (*let_go)(Context *, String *);
@@ -34,7 +37,21 @@ static void (*let_go)(Context *, String *);
 enum { MOST = 16, EXPIRED = 1 << 8, NEW = 1 << 14, DELETED = 0 };
 static String *kept[MOST];
 static int kept_count, kept_for;
-static void *answer;
+/* A reply must not outlive the context of its call, so it is copied. */
+static int answer_type;
+static long long answer_number;
+static char answer_error[256];
+
+static void copy_answer(void *reply) {
+    answer_type = reply ? type_of(reply) : -1;
+    answer_number = answer_type == NUMBER ? number_of(reply) : 0;
+    size_t length = 0;
+    const char *text = reply ? text_of(reply, &length) : NULL;
+    if (!text || length >= sizeof(answer_error)) length = 0;
+    for (size_t i = 0; i < length; i++) answer_error[i] = text[i];
+    answer_error[length] = 0;
+    if (reply) free_reply(reply);
+}
 
 static void call_kept(Context *ctx, int event) {
     if (event != kept_for) return;
@@ -43,7 +60,7 @@ static void call_kept(Context *ctx, int event) {
     kept_count = 0;
     if (count) {
         /* !: the server propagates the changes of the call. */
-        answer = call(ctx, start_of(kept[0], NULL), "!Ev", kept + 1, (size_t)(count - 1));
+        copy_answer(call(ctx, start_of(kept[0], NULL), "!Ev", kept + 1, (size_t)(count - 1)));
     }
     for (int i = 0; i < count; i++) let_go(ctx, kept[i]);
 }
@@ -68,8 +85,8 @@ static int on_event_command(Context *ctx, String **argv, int argc) {
         keep(ctx, argv[i]);
         kept[kept_count++] = argv[i];
     }
-    if (answer) free_reply(answer);
-    answer = NULL;
+    answer_type = -1;
+    answer_error[0] = 0;
     char letter = start_of(argv[0], NULL)[7];
     kept_for = letter == 'E' ? EXPIRED : letter == 'N' ? NEW : DELETED;
     return reply_with_ok(ctx, "OK");
@@ -77,7 +94,8 @@ static int on_event_command(Context *ctx, String **argv, int argc) {
 
 static int on_answer_command(Context *ctx, String **argv, int argc) {
     (void)argv, (void)argc;
-    return answer ? reply_with(ctx, answer) : reply_with_error(ctx, "ERR nothing was called");
+    if (answer_type == NUMBER) return reply_with_number(ctx, answer_number);
+    return reply_with_error(ctx, *answer_error ? answer_error : "ERR nothing was called");
 }
 
 static unsigned long long (*start_timer)(Context *, long long ms, void (*)(Context *, void *), void *);
@@ -126,11 +144,12 @@ int RedisModule_OnLoad(Context *ctx) {
         find("RedisModule_FreeCallReply", &free_reply) || find("RedisModule_ReplyWithSimpleString", &reply_with_ok) ||
         find("RedisModule_RetainString", &keep) || find("RedisModule_FreeString", &let_go) ||
         find("RedisModule_SubscribeToKeyspaceEvents", &subscribe) || find("RedisModule_CreateTimer", &start_timer) ||
-        find("RedisModule_SelectDb", &select_database))
+        find("RedisModule_SelectDb", &select_database) || find("RedisModule_CallReplyType", &type_of) ||
+        find("RedisModule_CallReplyInteger", &number_of) || find("RedisModule_CallReplyStringPtr", &text_of) ||
+        find("RedisModule_ReplyWithLongLong", &reply_with_number))
         return 1;
     int (*subscribe_to_server)(Context *, Event, void (*)(Context *, Event, unsigned long long, void *));
     if (find("RedisModule_SubscribeToServerEvent", &subscribe_to_server)) return 1;
-    find("RedisModule_CallReplyType", &type_of);
     find("RedisModule_CallReplyPromiseAbort", &abort_promise);
     set_name(ctx, "caller", 1, 1);
     subscribe_to_server(ctx, (Event){KEY_EVENT, 1}, on_server_event);

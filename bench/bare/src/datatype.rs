@@ -7,7 +7,7 @@ use redis_module::raw;
 
 use crate::api;
 
-/// Nine characters, as the server demands.
+/// The server requires nine characters.
 const TYPE_NAME: &CStr = c"BareLockT";
 const PAYLOAD_VERSION: c_int = 1;
 
@@ -70,7 +70,7 @@ unsafe extern "C" fn free(value: *mut c_void) {
 }
 
 unsafe extern "C" fn save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
-    // SAFETY: the server passes a value of this type, and changes nothing meanwhile.
+    // SAFETY: the server passes a value of this type, and does not change it meanwhile.
     unsafe {
         let owner = (*value.cast::<Held>()).owner();
         api!(RedisModule_SaveStringBuffer, io, owner.as_ptr().cast::<c_char>(), owner.len());
@@ -89,7 +89,8 @@ unsafe extern "C" fn load(io: *mut raw::RedisModuleIO, _version: c_int) -> *mut 
 }
 
 unsafe extern "C" fn rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
-    // SAFETY: the server passes a live key and a value of this type; the format says one string and one buffer.
+    // SAFETY: the server passes a live key and a value of this type; the format stands for one
+    // string and one buffer.
     unsafe {
         let owner = (*value.cast::<Held>()).owner();
         let (command, format) = (c"BARE.ACQUIRE".as_ptr(), c"sb".as_ptr());

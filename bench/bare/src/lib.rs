@@ -1,12 +1,13 @@
-//! A Redis module with the barest lock that could be called one, to measure what the server itself charges.
+//! A Redis module with the smallest possible lock, to measure the server's own costs.
 //!
-//! `BARE.ACQUIRE key owner PX ms` puts a value with the owner's name under an empty key, `BARE.RELEASE key owner` compares
-//! and deletes it. There is no lease, no queue, no time and no token: the arguments behind the owner are there because
-//! a real lock has them, and are not looked at. Each pair exists once more for each service of the server's that a lock
-//! needs: `….EVENT` tells the keyspace's listeners, `….VERBATIM` propagates the command as it came, `….EFFECT`
-//! propagates an effect, `….BOTH` tells and propagates an effect. `BARE.NOOP` does nothing at all.
+//! `BARE.ACQUIRE key owner PX ms` sets a value with the owner's name at an empty key. `BARE.RELEASE
+//! key owner` compares it and deletes the key. There is no lease, queue, clock or token: the
+//! arguments after the owner exist because a real lock has them, and are ignored. Each pair also
+//! exists with each service of the server that a lock needs: `….EVENT` notifies keyspace listeners,
+//! `….VERBATIM` propagates the command, `….EFFECT` propagates an effect, `….BOTH` notifies and
+//! propagates an effect. `BARE.NOOP` does nothing.
 //!
-//! It is used by the benchmark alone. What it does not check, the benchmark does not send.
+//! Only the benchmark uses it, and sends nothing that it does not check.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -27,14 +28,15 @@ const MODULE_VERSION: c_int = 1;
 const OK: c_int = raw::REDISMODULE_OK as c_int;
 const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 
-/// What is propagated in place of a command: as long as what rlock writes. The numbers mean nothing.
+/// Propagated instead of a command, with the length of what rlock writes. The numbers have no
+/// meaning.
 const GRANTED: &[u8] = b"granted mutex exclusive 1795215258031730 1 1795215318031 60000 - -";
 const RELEASED: &[u8] = b"released 1795215258031730";
 
-/// The data type, as the server knows it; null before the load.
+/// The data type, as the server knows it; null before the module is loaded.
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(ptr::null_mut());
 
-/// Calls a function of the server's, all of which are there on every server that the benchmark starts.
+/// Calls a function of the server. Every server that the benchmark starts has all of them.
 macro_rules! api {
     ($name:ident $( , $arg:expr )* $(,)?) => {
         match raw::$name {
@@ -45,7 +47,7 @@ macro_rules! api {
 }
 pub(crate) use api;
 
-/// What a pair of commands does beside its change of the key.
+/// The services that a pair of commands uses besides changing the key.
 #[derive(Clone, Copy)]
 struct Services {
     event: bool,
@@ -66,13 +68,14 @@ impl Services {
         Self { event: bits & EVENT != 0, verbatim: bits & VERBATIM != 0, effect: bits & EFFECT != 0 }
     }
 
-    /// Tells the server of the change of `key`, in rlock's order.
+    /// Notifies the server of the change of `key`, in rlock's order.
     ///
     /// # Safety
     ///
     /// The context and the strings are those of the command that runs.
     unsafe fn tell(self, ctx: *mut raw::RedisModuleCtx, change: &Change) {
-        // SAFETY: by the contract of this function; the format says one string and two buffers, and those are given.
+        // SAFETY: by the contract of this function; the format stands for one string and two
+        // buffers, which are passed.
         unsafe {
             api!(RedisModule_SignalModifiedKey, ctx, change.key);
             if self.verbatim {
@@ -107,7 +110,7 @@ struct Change {
     facts: &'static [u8],
 }
 
-/// The bytes of a string of the server's.
+/// The bytes of a server string.
 ///
 /// # Safety
 ///
@@ -121,7 +124,7 @@ pub(crate) unsafe fn bytes<'s>(string: *mut raw::RedisModuleString) -> &'s [u8] 
     }
 }
 
-/// `key` opened to read and write, with the lock that lies there: null if nothing does.
+/// Opens `key` to read and write. Also returns its lock: null if the key holds no lock.
 ///
 /// # Safety
 ///
@@ -150,7 +153,8 @@ unsafe extern "C" fn noop(
     unsafe { api!(RedisModule_ReplyWithLongLong, ctx, 0) }
 }
 
-/// `BARE.APPLY key facts owner`: what is propagated. Nobody loads what the benchmark has propagated, so it does nothing.
+/// `BARE.APPLY key facts owner` is the propagated effect. No file or replica of the benchmark is
+/// ever loaded, so it does nothing.
 unsafe extern "C" fn apply(
     ctx: *mut raw::RedisModuleCtx,
     _argv: *mut *mut raw::RedisModuleString,
@@ -160,7 +164,7 @@ unsafe extern "C" fn apply(
     unsafe { api!(RedisModule_ReplyWithSimpleString, ctx, c"OK".as_ptr()) }
 }
 
-/// One command of a pair that has these services.
+/// One command of a pair with these services.
 unsafe extern "C" fn command<const IS_RELEASE: bool, const SERVICES: u8>(
     ctx: *mut raw::RedisModuleCtx,
     argv: *mut *mut raw::RedisModuleString,
@@ -185,7 +189,7 @@ unsafe extern "C" fn command<const IS_RELEASE: bool, const SERVICES: u8>(
     }
 }
 
-/// Puts a value under an empty key. Returns whether it was empty.
+/// Sets a value at an empty key. Returns whether the key was empty.
 ///
 /// # Safety
 ///
@@ -194,7 +198,8 @@ unsafe fn acquire(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut
     if !held.is_null() {
         return false;
     }
-    // SAFETY: by the contract of this function. The key takes the value over, and gives it to the type's `free` in the end.
+    // SAFETY: by the contract of this function. The key owns the value from now on, and passes it
+    // to the type's `free`.
     unsafe {
         let Some(new) = Held::new(bytes(owner)) else {
             return false;
@@ -205,13 +210,13 @@ unsafe fn acquire(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut
     true
 }
 
-/// Deletes a key that the owner has. Returns whether it has it.
+/// Deletes a key that the owner holds. Returns whether it held it.
 ///
 /// # Safety
 ///
 /// As for [`acquire`].
 unsafe fn release(handle: *mut raw::RedisModuleKey, held: *mut Held, owner: *mut raw::RedisModuleString) -> bool {
-    // SAFETY: by the contract of this function. The value is not looked at after the key was deleted.
+    // SAFETY: by the contract of this function. The value is not read after the key was deleted.
     unsafe {
         if held.is_null() || (*held).owner() != bytes(owner) {
             return false;
@@ -251,8 +256,8 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     _argv: *mut *mut raw::RedisModuleString,
     _argc: c_int,
 ) -> c_int {
-    // SAFETY: `ctx` comes from Redis, the names are NUL-terminated and live for ever, and the function pointers are read
-    // after `Export_RedisModule_Init` has filled them.
+    // SAFETY: `ctx` comes from Redis, the names are NUL-terminated and static, and the function
+    // pointers are read after `Export_RedisModule_Init` has filled them.
     unsafe {
         let api_version = raw::REDISMODULE_APIVER_1 as c_int;
         if raw::Export_RedisModule_Init(ctx, MODULE_NAME.as_ptr(), MODULE_VERSION, api_version) != OK {

@@ -12,8 +12,9 @@ import (
 
 const etcdDialTimeout = 5 * time.Second
 
-// etcd's concurrency.Mutex: one client for the process, and a session for each of its users, whose lease it keeps alive. Waiters are in the order of their
-// keys, so it is fair.
+// etcd's concurrency.Mutex, with one client for the process and one session for each of its users.
+// The session keeps its lease alive. Waiters are served in the order of their keys, so the lock is
+// fair.
 type etcdLocker struct {
 	*concurrency.Session
 }
@@ -23,7 +24,7 @@ func connectEtcd(_ context.Context, o *options) (func(context.Context) (locker, 
 	if err != nil {
 		return nil, err
 	}
-	lease := int(math.Ceil(o.lease.Seconds())) // It knows whole seconds only.
+	lease := int(math.Ceil(o.lease.Seconds())) // It supports whole seconds only.
 	return func(context.Context) (locker, error) {
 		session, err := concurrency.NewSession(client, concurrency.WithTTL(lease))
 		return &etcdLocker{session}, err

@@ -1,5 +1,5 @@
-// Package main runs clients of a lock, each a goroutine, and writes down what each of them did. Nothing is calculated here. ../README.md says what the
-// driver wants.
+// Package main runs clients of a lock, each in a goroutine, and records what each of them did. It
+// calculates nothing. ../README.md has the protocol.
 package main
 
 import (
@@ -17,20 +17,21 @@ import (
 
 const (
 	warmUps         = 20
-	manyClients     = 1000 // The warm-up of each is short then: together they have done enough.
+	manyClients     = 1000 // With this many, the warm-up of each client is short.
 	warmUpWait      = time.Minute
 	pauseAfterError = 10 * time.Millisecond
 )
 
-// A locker is what one client has of a library.
+// A locker is one client's handle of a library.
 type locker interface {
-	// acquire waits until the lock is had or the context ends, and returns what frees the lock. Without an error, nil: the wait was over.
+	// acquire waits until it has the lock or the context ends. It returns the function that releases
+	// the lock, or nil without an error if the wait timed out.
 	acquire(ctx context.Context, key string) (release, error)
 }
 
 type release func(ctx context.Context) error
 
-// What the driver says. The lock's kind, the variant and the peer are the words of peer.json.
+// The driver's arguments. Kind of lock, variant and peer are words of peer.json.
 type options struct {
 	peer, server, lock, variant, key, hold, out string
 	clients, first, locks, permits              int
@@ -38,7 +39,7 @@ type options struct {
 	section, lease                              time.Duration
 }
 
-// Each peer connects once, and returns what connects one client.
+// Each peer connects once, and returns a function that connects one client.
 var peers = map[string]func(ctx context.Context, o *options) (func(ctx context.Context) (locker, error), error){
 	"redsync":        connectRedsync,
 	"redislock":      connectRedislock,
@@ -79,7 +80,7 @@ func parseOptions() *options {
 	return o
 }
 
-// CLOCK_MONOTONIC, which programs in other languages read as well. The time package does not tell it.
+// CLOCK_MONOTONIC, which programs in other languages read too. The time package does not expose it.
 func now() int64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err != nil {
@@ -93,7 +94,7 @@ func main() {
 	p := &program{options: parseOptions(), stream: os.Getenv("PEERS_STREAM") == "1"}
 	connect, known := peers[p.peer]
 	if !known {
-		log.Fatalf("there is no peer %q", p.peer)
+		log.Fatalf("unknown peer %q", p.peer)
 	}
 	ctx := context.Background()
 	lockers, err := p.start(ctx, connect)
@@ -111,7 +112,7 @@ func main() {
 	p.say("done %d %d", len(p.pairs), p.errors)
 }
 
-// Connects all clients at the same time, and warms each up on a lock of its own.
+// Connects all clients at the same time, and warms each up on its own lock.
 func (p *program) start(ctx context.Context, connect func(context.Context, *options) (func(context.Context) (locker, error), error)) ([]locker, error) {
 	client, err := connect(ctx, p.options)
 	if err != nil {
@@ -206,7 +207,7 @@ func (p *program) work(ctx context.Context, client int, locker locker, end time.
 				pairs = append(pairs, done)
 			}
 		} else if !time.Now().Before(end) {
-			break // Its time is over, and nothing else.
+			break // The wait has timed out, which is not an error.
 		}
 		if err != nil {
 			p.fail(client, err)

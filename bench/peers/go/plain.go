@@ -18,7 +18,8 @@ return 0`)
 
 var errNotMine = errors.New("the lease had ended")
 
-// What people write themselves: SET NX PX with a random value, asked again after a sleep, and a script that deletes the key if it has that value.
+// A typical hand-written lock: SET NX PX with a random value, retried after a sleep, and a script
+// that deletes the key if it has that value.
 type plainLocker struct {
 	*redis.Client
 	*options
@@ -28,7 +29,7 @@ type plainLocker struct {
 func connectPlain(_ context.Context, o *options) (func(context.Context) (locker, error), error) {
 	retry, known := map[string]time.Duration{"sleep-10ms": 10 * time.Millisecond, "sleep-100ms": 100 * time.Millisecond}[o.variant]
 	if !known {
-		return nil, fmt.Errorf("there is no variant %q", o.variant)
+		return nil, fmt.Errorf("unknown variant %q", o.variant)
 	}
 	client := redis.NewClient(&redis.Options{Addr: o.server, PoolSize: o.clients})
 	return func(context.Context) (locker, error) { return &plainLocker{client, o, retry}, nil }, nil

@@ -9,12 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// What the server says while it listens already and is not ready yet.
+// The error code of a server that listens but is not ready yet.
 const cannotConnectNow = "57P03"
 
 var errNotHeld = errors.New("the session did not hold the lock")
 
-// PostgreSQL's advisory locks of a session, by pgx: a connection for each client, since the lock is that of the session. There is no lease.
+// PostgreSQL's session-level advisory locks, with pgx. Each client has a connection, because the
+// lock belongs to the session. There is no lease.
 type postgresqlLocker struct {
 	*pgx.Conn
 	lock, unlock string

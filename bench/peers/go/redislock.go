@@ -8,10 +8,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The library does not ask again unless it is told to. Its examples say so often.
+// The library does not retry unless configured. Its examples use this interval.
 const redislockRetry = 100 * time.Millisecond
 
-// bsm/redislock over one pool of go-redis.
+// bsm/redislock with one pool of go-redis.
 type redislockLocker struct {
 	*redislock.Client
 	*options

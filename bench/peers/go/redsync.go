@@ -9,8 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// redsync over one Redis and one pool of go-redis. It asks again after a random 50 to 250 ms, its default; the default of 32 tries is lifted, since
-// everybody here waits until it has the lock.
+// redsync with one Redis and one pool of go-redis. It retries after a random 50 to 250 ms, its
+// default. The default limit of 32 tries is lifted, because clients here wait until they have the
+// lock.
 type redsyncLocker struct {
 	*redsync.Redsync
 	*options

@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A message may be lost, so whoever waits for one asks again so often, with the same number.
+// A message may be lost, so a waiter repeats its request this often, with the same number.
 const askAgain = 2 * time.Second
 
 const socketMargin = time.Minute
@@ -22,18 +22,21 @@ const pauseOfOutage = 20 * time.Millisecond
 
 var families = map[string]string{"mutex": "RLOCK", "fair": "RFAIRLOCK", "read": "RRWLOCK", "write": "RRWLOCK", "semaphore": "RSEMAPHORE"}
 
-// rlock without a client of its own: its commands over go-redis. As docs/clients.md has it: an owner for each acquisition and ONCE.
+// rlock without a dedicated client: its commands with go-redis. As in docs/clients.md, each
+// acquisition has its own owner and says ONCE.
 //
-// block: the pool gives each client a connection, on which it waits by BLOCK. Sockets time out later than the wait, and what a broken connection has cut
-// off is asked again here, with what is left of the time, and not by the library.
+// block: the pool gives each client a connection, on which it waits with BLOCK. Socket timeouts are
+// longer than the wait. After a broken connection this program repeats the request, for the
+// remaining time; the library does not.
 //
-// notify: the pool is the library's default, and all wait for messages on one channel, which come over one more connection.
+// notify: the pool has the library's default size. All clients wait for messages on one channel,
+// over one more connection.
 type rlockLocker struct {
 	client *redis.Client
 	*options
 	family string
 	mode   []any
-	made   *sync.Map // The semaphores.
+	made   *sync.Map // The created semaphores.
 	*notices
 }
 
@@ -53,7 +56,7 @@ func connectRlock(ctx context.Context, o *options) (func(context.Context) (locke
 			return nil, err
 		}
 	default:
-		return nil, fmt.Errorf("there is no variant %q", o.variant)
+		return nil, fmt.Errorf("unknown variant %q", o.variant)
 	}
 	return func(context.Context) (locker, error) { return l, nil }, nil
 }
@@ -67,7 +70,7 @@ func (l *rlockLocker) acquire(ctx context.Context, key string) (release, error) 
 	}
 	held := append([]any{key, rand.Text()}, l.mode...)
 	request := append(append([]any{l.family + ".ACQUIRE"}, held...), "PX", l.lease.Milliseconds(), "ONCE")
-	if l.hold == "yes" { // A process that is killed while it holds is noticed by the end of its connection.
+	if l.hold == "yes" { // Frees the lock when the connection of a killed holder closes.
 		request = append(request, "SESSION", 0)
 	}
 	token, err := l.ask(ctx, request)
@@ -81,7 +84,7 @@ func (l *rlockLocker) acquire(ctx context.Context, key string) (release, error) 
 		command := append(append([]any{l.family + ".RELEASE"}, held...), "TOKEN", token)
 		_, err := again(ends, func() (int64, error) { return l.client.Do(ctx, command...).Int64() })
 		if err != nil && strings.HasPrefix(err.Error(), "NOTOWNER ") && time.Now().Before(ends) {
-			return nil // It was released already, and the answer lost: the lease has not ended.
+			return nil // It was already released and the answer lost, because the lease has not expired.
 		}
 		return err
 	}, nil
@@ -97,7 +100,7 @@ func (l *rlockLocker) ask(ctx context.Context, request []any) (int64, error) {
 	})
 }
 
-// Asks until there is an answer: thanks to ONCE and TOKEN, each command may be repeated.
+// Repeats a command until there is an answer: ONCE and TOKEN make that safe.
 func again(deadline time.Time, ask func() (int64, error)) (int64, error) {
 	for {
 		answer, err := ask()
@@ -110,7 +113,8 @@ func again(deadline time.Time, ask func() (int64, error)) (int64, error) {
 	}
 }
 
-// What is left of the time, rounded up: when the server says that it is over, it is over here too. 0 is for ever.
+// The remaining time, rounded up, so that it is over here when the server says so. 0 would wait
+// without a limit.
 func milliseconds(ctx context.Context) int64 {
 	deadline, limited := ctx.Deadline()
 	if !limited {
@@ -119,7 +123,7 @@ func milliseconds(ctx context.Context) int64 {
 	return max(1, (time.Until(deadline) + time.Millisecond - 1).Milliseconds())
 }
 
-// The messages on one channel, and who waits for them.
+// The messages on one channel, and their waiters.
 type notices struct {
 	channel string
 	lastID  atomic.Int64
@@ -129,7 +133,7 @@ type notices struct {
 func subscribe(ctx context.Context, client *redis.Client) (*notices, error) {
 	n := &notices{channel: "rlock:" + rand.Text()}
 	messages := client.Subscribe(ctx, n.channel)
-	if _, err := messages.Receive(ctx); err != nil { // Whoever asks is told on a channel that is heard.
+	if _, err := messages.Receive(ctx); err != nil { // Requests may only be sent once the channel is subscribed.
 		return nil, err
 	}
 	go func() {
@@ -146,11 +150,11 @@ func subscribe(ctx context.Context, client *redis.Client) (*notices, error) {
 }
 
 func (n *notices) ask(ctx context.Context, client *redis.Client, request []any) (int64, error) {
-	id := n.lastID.Add(1) // Of this acquisition, whose owner is nobody else's.
+	id := n.lastID.Add(1) // Unique per acquisition, because the owner is too.
 	defer n.waiting.Delete(id)
 	for {
 		answer := make(chan string, 1)
-		n.waiting.Store(id, answer) // Before it asks: the message may come before the answer.
+		n.waiting.Store(id, answer) // Before the request, because the message may arrive before the answer.
 		reply, err := client.Do(ctx, append(request, "REQ", id, "BLOCK", milliseconds(ctx), "NOTIFY", n.channel)...).Result()
 		token, isGranted := reply.(int64)
 		if isGranted || err != nil {

@@ -1,5 +1,5 @@
-// Runs the clients, each an async function in one event loop, and writes down what each of them did. Nothing is calculated here. ../README.md says
-// what the driver wants.
+// Runs the clients, each an async function in one event loop, and records what each of them did. It
+// calculates nothing. ../README.md has the protocol.
 
 import { createWriteStream } from 'node:fs'
 import { finished } from 'node:stream/promises'
@@ -8,10 +8,10 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 
 const WARM_UPS = 20
-const MANY_CLIENTS = 1000 // The warm-up of each is short then: together they have done enough.
+const MANY_CLIENTS = 1000 // With this many, the warm-up of each client is short.
 const WARM_UP_WAIT_MS = 60_000
 const PAUSE_AFTER_ERROR_MS = 10
-const LATE_MS = 1000 // For those who hold when time is over. Who still waits then is abandoned.
+const LATE_MS = 1000 // For clients that hold at the end. Clients that still wait are abandoned.
 const STREAM = process.env.PEERS_STREAM === '1'
 
 const names = ['peer', 'server', 'lock', 'variant', 'clients', 'first', 'locks', 'key', 'seconds', 'section-us', 'lease-ms', 'permits', 'hold', 'out']
@@ -32,8 +32,8 @@ const options = {
   hold: values.hold === 'yes'
 }
 
-// Each has `connect(options)`, which returns `client(i)`, which returns `acquire(key, waitMs)`: it resolves to what frees the lock, or to null when the
-// wait is over.
+// Each has `connect(options)`, which returns `client(i)`, which returns `acquire(key, waitMs)`.
+// That resolves to the function that releases the lock, or to null on a timeout.
 const modules = { redlock: './redlock.mjs', 'redis-semaphore': './redis-semaphore.mjs', 'rlock-ioredis': './rlock.mjs' }
 if (!modules[options.peer]) throw new Error(`there is no peer ${options.peer}`)
 const { connect } = await import(modules[options.peer])

@@ -1,10 +1,12 @@
-// rlock without a client of its own: its commands over ioredis.
+// rlock without a dedicated client: its commands with ioredis.
 //
-// `block`: each client has a connection, on which it waits by BLOCK.
-// `notify`: all share one connection, and wait for messages on one channel, which come over a second one.
+// `block`: each client has a connection, on which it waits with BLOCK.
+// `notify`: all clients share one connection, and wait for messages on one channel, over a second
+// one.
 //
-// As docs/clients.md has it: an owner for each acquisition and ONCE, so that ioredis may send again what a broken connection has cut off. With `notify` a
-// number as well, by which whoever waits asks again, since a message may be lost.
+// As in docs/clients.md, each acquisition has its own owner and says ONCE, so ioredis may repeat
+// requests after a broken connection. With `notify` each request also has a number, with which a
+// waiter repeats it, because a message may be lost.
 
 import { randomUUID } from 'node:crypto'
 import { Redis } from 'ioredis'
@@ -14,14 +16,14 @@ const FAMILIES = { mutex: 'RLOCK', fair: 'RFAIRLOCK', read: 'RRWLOCK', write: 'R
 
 function open ({ host, port }) {
   const redis = new Redis(port, host)
-  redis.on('error', () => {}) // It connects anew by itself.
+  redis.on('error', () => {}) // It reconnects by itself.
   return redis
 }
 
 export async function connect (options) {
   const family = FAMILIES[options.lock]
   const mode = family === 'RRWLOCK' ? [options.lock.toUpperCase()] : []
-  // A process that is killed while it holds is noticed by the end of its connection.
+  // Frees the lock when the connection of a killed holder closes.
   const request = ['PX', options.leaseMs, ...(options.hold ? ['SESSION', 0] : []), 'ONCE']
   const made = new Set()
 
@@ -38,7 +40,7 @@ export async function connect (options) {
       const token = await ask(redis, [`${family}.ACQUIRE`, ...held, ...request], waitMs)
       const ends = performance.now() + options.leaseMs
       return token && (() => redis.call(`${family}.RELEASE`, ...held, 'TOKEN', token).catch((error) => {
-        // ioredis has sent it twice, since the first answer was lost: the lease has not ended.
+        // ioredis has sent it twice after a lost answer, because the lease has not expired.
         if (!error.message.startsWith('NOTOWNER ') || performance.now() > ends) throw error
       }))
     }
@@ -49,7 +51,7 @@ const byBlock = (redis, request, waitMs) => redis.call(...request, 'BLOCK', wait
 
 async function byNotify (options) {
   const channel = `rlock:${randomUUID()}`
-  const waiting = new Map() // From the number of a request to what its message is for.
+  const waiting = new Map() // From the number of a request to the handler of its message.
   let last = 0
   const subscriber = open(options)
   subscriber.on('message', (_, text) => { // granted ID TOKEN | nil ID | error ID CODE TEXT
@@ -60,11 +62,11 @@ async function byNotify (options) {
 
   return async (redis, request, waitMs) => {
     const deadline = performance.now() + waitMs
-    const id = String(++last) // Of this acquisition, whose owner is nobody else's.
+    const id = String(++last) // Unique per acquisition, because the owner is too.
     let silence
     try {
       for (let left; (left = Math.ceil(deadline - performance.now())) > 0;) {
-        // Before it asks: the message may come before the answer.
+        // Before the request, because the message may arrive before the answer.
         const message = new Promise((resolve) => {
           waiting.set(id, resolve)
           silence = setTimeout(resolve, Math.min(ASK_AGAIN_MS, left), [])

@@ -1,4 +1,4 @@
-"""What people write themselves: SET NX PX with a random value, asked again after a sleep, and a script that deletes the key if it has that value."""
+"""A hand-written lock: SET NX PX with a random value and a sleep between attempts; a script deletes the key if it has that value."""
 
 import time
 import uuid
@@ -14,7 +14,7 @@ return 0
 
 
 class NotMine(Exception):
-    """The lease had ended."""
+    """The lease has expired."""
 
 
 class Peer:

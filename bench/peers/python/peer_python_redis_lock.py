@@ -1,6 +1,7 @@
-"""python-redis-lock: who waits does so in a BLPOP of a list, into which the one that frees the lock puts an element.
+"""python-redis-lock: clients wait with BLPOP on a list, and a release pushes an element.
 
-It knows whole seconds only, and a wait no longer than the lease. Its BLPOP takes longer than the 5 s after which redis-py's sockets time out.
+It supports whole seconds only, and no waits longer than the lease. Its BLPOP may take longer than the
+socket timeout of redis-py, which is 5 s.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""redis-py's own Lock, from one client whose pool gives each thread a connection. It asks, and asks again every 0.1 s, its default."""
+"""redis-py's own Lock, from one client whose pool gives each thread a connection. It retries every 0.1 s, its default."""
 
 import redis
 

@@ -1,7 +1,8 @@
-"""rlock without a client of its own: its commands over redis-py, and waits by BLOCK.
+"""rlock without a dedicated client: its commands with redis-py, and waits with BLOCK.
 
-As docs/clients.md has it: an owner for each acquisition and ONCE; sockets that time out later than the wait; and what a broken connection has cut off
-is asked again here, with what is left of the time, and not by the library.
+As in docs/clients.md: each acquisition has its own owner and says ONCE, and socket timeouts are longer
+than the wait. After a broken connection this program repeats the request, for the remaining time; the
+library does not.
 """
 
 import math
@@ -22,7 +23,7 @@ class Peer:
         self.family = FAMILIES[arguments.lock]
         self.mode = (arguments.lock.upper(),) if self.family == "RRWLOCK" else ()
         self.lease_ms, self.permits = arguments.lease_ms, arguments.permits
-        # A process that is killed while it holds is noticed by the end of its connection.
+        # Frees the lock when the connection of a killed holder closes.
         self.session = ("SESSION", 0) if arguments.hold == "yes" else ()
         self.made: set[str] = set()
         self.client = redis.Redis(
@@ -49,7 +50,7 @@ class Peer:
         try:
             self._until(ends, lambda: command)
         except redis.ResponseError as error:
-            # Before the lease has ended: it was released already, and the answer lost.
+            # If the lease has not expired: it was already released, and the answer lost.
             if not str(error).startswith("NOTOWNER ") or time.monotonic() > ends:
                 raise
 

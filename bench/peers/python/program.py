@@ -1,7 +1,9 @@
-"""Runs the clients, each a thread, and writes down what each of them did. Nothing is calculated here. ../README.md says what the driver wants.
+"""Runs the clients, each in a thread, and records what each of them did. It calculates nothing.
+../README.md has the protocol.
 
-Threads, since a library's lock is used from the threads of a web or task server. They share one interpreter and its global lock, so beyond a few
-clients it is the interpreter that is measured; more processes are the driver's to start.
+Threads, because a library's lock is used from the threads of a web or task server. They share one
+interpreter and its global lock, so with more than a few clients the interpreter is measured; the
+driver can start more processes.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import threading
 import time
 
 WARM_UPS = 20
-MANY_CLIENTS = 1000  # The warm-up of each is short then: together they have done enough.
+MANY_CLIENTS = 1000  # With this many, the warm-up of each client is short.
 WARM_UP_WAIT_SECONDS = 60.0
 PAUSE_AFTER_ERROR_SECONDS = 0.01
 STREAM = os.environ.get("PEERS_STREAM") == "1"
@@ -31,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def connect(arguments: argparse.Namespace):
-    """The peer: an object with `acquire(key, wait_seconds)`, which returns what frees the lock, or None when the wait is over."""
+    """Returns the peer: its `acquire(key, wait_seconds)` returns the function that releases the lock, or None on a timeout."""
     match arguments.peer:
         case "redis-py":
             from peer_redis_py import Peer
@@ -42,7 +44,7 @@ def connect(arguments: argparse.Namespace):
         case "rlock-redis-py":
             from peer_rlock import Peer
         case unknown:
-            sys.exit(f"there is no peer {unknown}")
+            sys.exit(f"unknown peer {unknown}")
     return Peer(arguments)
 
 
@@ -67,7 +69,7 @@ class Program:
         try:
             started.wait()
         except threading.BrokenBarrierError:
-            os._exit(1)  # The client that cannot start has said why.
+            os._exit(1)  # The client that could not start has reported it.
         self.say("ready")
         if sys.stdin.readline() != "go\n":
             os._exit(1)

@@ -1,7 +1,7 @@
 //! `rlock-demo`: a thousand clients add one to a counter, each under the same lock.
 //!
-//! The counter is read and written by two commands, so without a lock that excludes the others,
-//! additions would be lost. The exit code is 1 if a single one was, or if a waiter or the lock is left.
+//! Two commands read and write the counter, so without mutual exclusion additions would be lost.
+//! The exit code is 1 if one was lost, or if a waiter or the lock is left.
 
 use std::io::{IsTerminal, stderr};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -19,10 +19,10 @@ use rlock_bench::swarm::{Outbox, Script, Swarm};
 
 const LOCK: &[u8] = b"counter-lock";
 const COUNTER: &[u8] = b"counter";
-/// How many plain lines replace the progress bar where there is no terminal.
+/// How many lines of progress are printed without a terminal.
 const PLAIN_STEPS: usize = 10;
 
-/// Lets many clients count up one counter under one lock, and checks that none is lost.
+/// Lets many clients increment one counter under one lock, and checks that no increment is lost
 #[derive(Debug, Parser)]
 #[command(version)]
 #[command(group(ArgGroup::new("where").required(true).args(["module", "url"])))]
@@ -35,16 +35,16 @@ struct Arguments {
     #[arg(long, value_name = "HOST:PORT")]
     url: Option<String>,
 
-    /// The program of the server to start
+    /// Program of the server to start
     #[arg(long, value_name = "PATH", default_value = "redis-server")]
     server: PathBuf,
 
-    /// How many clients
+    /// Number of clients
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u16).range(1..=10_000))]
     clients: u16,
 }
 
-/// What a client waits for.
+/// The reply that a client waits for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Acquire,
@@ -54,7 +54,7 @@ enum Step {
     Done,
 }
 
-/// The conversation of all clients; connection `i` is client `i`.
+/// The exchange of all clients with the server. Connection `i` is client `i`.
 struct Counting {
     steps: Vec<Step>,
     done: usize,
@@ -102,7 +102,7 @@ impl Script for Counting {
                 self.progress.show(self.done);
                 Step::Done
             }
-            Step::Done => bail!("a reply for client {client}, which wants nothing: {reply}"),
+            Step::Done => bail!("unexpected reply for client {client}, which has finished: {reply}"),
         };
         self.steps[client] = next;
         Ok(())
@@ -134,7 +134,7 @@ impl Progress {
             Some(bar) if done == self.clients => bar.finish(),
             Some(bar) => bar.set_position(done as u64),
             None if done.is_multiple_of(self.clients.div_ceil(PLAIN_STEPS)) || done == self.clients => {
-                eprintln!("{done} of {} clients have counted", self.clients);
+                eprintln!("{done} of {} clients are done", self.clients);
             }
             None => {}
         }
@@ -149,10 +149,10 @@ fn parse_counter(reply: Frame<'_>) -> Result<usize> {
     std::str::from_utf8(reply.bulk()?)
         .ok()
         .and_then(|text| text.parse().ok())
-        .with_context(|| format!("the counter is no number: {reply}"))
+        .with_context(|| format!("the counter is not a number: {reply}"))
 }
 
-/// Counts, prints what came of it, and tells whether nothing was lost and nothing is left.
+/// Counts, prints the result, and returns whether nothing was lost and nothing is left.
 fn count(address: SocketAddr, clients: usize) -> Result<bool> {
     let mut control = Connection::open(address)?;
     control.call(&[b"SET", COUNTER, b"0"])?.expect(b"+OK\r\n")?;
@@ -186,12 +186,12 @@ fn main() -> Result<ExitCode> {
         (None, Some(url)) => {
             let address = url
                 .to_socket_addrs()
-                .with_context(|| format!("{url} is no HOST:PORT"))?
+                .with_context(|| format!("expected HOST:PORT, got '{url}'"))?
                 .next()
                 .with_context(|| format!("{url} has no address"))?;
             count(address, arguments.clients.into())?
         }
-        (None, None) => bail!("neither --module nor --url"),
+        (None, None) => bail!("expected --module or --url"),
     };
     Ok(ExitCode::from(u8::from(!passed)))
 }

@@ -1,4 +1,4 @@
-//! While the command runs: signals are passed on, and the lock is watched.
+//! Watches the lock and forwards signals while the command runs.
 
 use std::time::Duration;
 
@@ -11,27 +11,28 @@ use super::signals::Signals;
 use crate::arguments::Run;
 use crate::exit::{Failure, LOST, complain};
 
-/// The longest time that a command has by default to end in good order.
+/// The longest default time between SIGTERM and SIGKILL.
 const LONGEST_NOTICE: Duration = Duration::from_secs(5);
 
-/// Timers stand still while the machine is suspended, so the clock is looked at this often.
+/// How often to check the clock: timers stop while the machine is suspended.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
-/// Signals by which somebody asks a command to end, and all that it has started.
+/// Signals that ask the command and its child processes to end.
 const ASK_TO_END: [Signal; 4] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::TERM];
 
-/// How a command hears that its lock is lost.
+/// When the command gets SIGTERM and SIGKILL for a lost lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Notice {
-    /// SIGTERM comes when the lock can be relied on for no longer than this, so that the command has ended before anybody else has the lock.
+    /// The command gets SIGTERM when the lock is valid for no longer than this, so that the command
+    /// has ended before the server grants the lock to another owner.
     before: Duration,
-    /// SIGKILL comes so long after SIGTERM.
+    /// The time from SIGTERM to SIGKILL.
     kill_after: Duration,
 }
 
 impl Notice {
-    /// A lock that is renewed in time can be relied on for two thirds of the lease, and of the grace of its session, at any time. So a third
-    /// is the most that can be meant by "about to be lost".
+    /// A lock that is renewed in time is always valid for two thirds of its lease and of its
+    /// session grace. SIGTERM therefore comes at most a third before the end.
     pub(super) fn new(options: &Run) -> Self {
         let session = options.session.filter(|grace| !grace.is_zero()).unwrap_or(options.lease);
         let third = options.lease.min(session) / 3;
@@ -39,14 +40,15 @@ impl Notice {
         Self { before: kill_after.min(third), kill_after }
     }
 
-    /// Whether a command that ends so long after a signal may have ended because of it. A signal of long ago meant something else, such as
-    /// SIGHUP to a command that read its settings again.
+    /// Whether a signal may be the reason of an end that follows after this time. An older signal
+    /// is not, such as a SIGHUP that made the command reload its settings.
     fn explains_an_end(&self, after: Duration) -> bool {
         after <= self.kill_after.max(LONGEST_NOTICE)
     }
 }
 
-/// Stays with the command until it ends. Returns its status, or that the lock was lost and the command ended for it.
+/// Watches the command until it ends. Returns its status, or a failure if the command was ended
+/// because the lock was lost.
 pub(super) async fn attend<K: Kind>(
     guard: &Guard<K>,
     command: &mut Command,
@@ -69,18 +71,18 @@ pub(super) async fn attend<K: Kind>(
                 if ASK_TO_END.contains(&signal) {
                     asked_to_end = Some(Instant::now());
                 }
-                command.pass_on(signal);
+                command.forward(signal);
             }
             () = about_to_be_lost(guard, notice.before) => break,
         }
     }
-    let what = if guard.is_held() { "no server renews the lock" } else { "lost the lock" };
-    complain(&format!("{what} {name}; ending the command"));
+    let reason = if guard.is_held() { "cannot renew the lock" } else { "lost the lock" };
+    complain(&format!("{reason} {name}; ending the command"));
     end(guard, command, signals, notice).await;
     Err(Failure::new(LOST, format!("the command was ended because the lock {name} was lost")))
 }
 
-/// Resolves when the lock can be relied on for no longer than `before`.
+/// Resolves when the lock is valid for no longer than `before`.
 async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: Duration) {
     loop {
         let left = guard.valid_for();
@@ -95,19 +97,20 @@ async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: Duration) {
     }
 }
 
-/// Ends the command: in good order, or else by SIGKILL when its time is over, or when what was to be lost is lost.
+/// Ends the command by SIGTERM, and by SIGKILL after `kill_after` or when the lock is lost,
+/// whichever comes first.
 async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Signals, notice: Notice) {
     let kill_at = Instant::now() + notice.kill_after;
     let was_lost = !guard.is_held();
     command.signal(Signal::TERM);
-    // One that is stopped would not hear of it.
+    // A stopped process handles SIGTERM only after it continues.
     command.signal(Signal::CONT);
     let mut is_killed = false;
     loop {
         tokio::select! {
             biased;
             _ = command.ended() => break,
-            signal = signals.next() => command.pass_on(signal),
+            signal = signals.next() => command.forward(signal),
             () = sleep_until(kill_at), if !is_killed => {
                 command.signal(Signal::KILL);
                 is_killed = true;
@@ -121,8 +124,8 @@ async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Sig
     end_group(guard, command, signals, if is_killed { Instant::now() } else { kill_at }, was_lost).await;
 }
 
-/// After the command's end: stays with what it has left in its group, which has been asked to end, too. What does not is killed when its
-/// time is over, or when what was to be lost is lost.
+/// Waits for the processes that the command has left in its group. A signal has asked them to end
+/// too. They get SIGKILL at `kill_at` or when the lock is lost, whichever comes first.
 async fn end_group<K: Kind>(
     guard: &Guard<K>,
     command: &Command,
@@ -134,7 +137,7 @@ async fn end_group<K: Kind>(
         tokio::select! {
             biased;
             () = command.group_ended() => return,
-            signal = signals.next() => command.pass_on(signal),
+            signal = signals.next() => command.forward(signal),
             () = sleep_until(kill_at) => break,
             () = guard.lost(), if !was_lost => break,
         }
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn notice_is_given_in_time_and_never_while_renewals_come() {
+    fn sigterm_comes_in_time_and_never_while_the_lock_is_renewed() {
         assert_eq!(notice_ms(""), (5000, 5000));
         assert_eq!(notice_ms("--lease 3s"), (1000, 1000));
         assert_eq!(notice_ms("--session 300ms"), (100, 100));
@@ -167,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_of_long_ago_explains_no_end() {
+    fn old_signal_is_not_the_reason_of_an_end() {
         let explains = |kill_after_s, after_s| {
             let notice = Notice { before: Duration::ZERO, kill_after: Duration::from_secs(kill_after_s) };
             notice.explains_an_end(Duration::from_secs(after_s))

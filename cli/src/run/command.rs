@@ -1,7 +1,8 @@
-//! The command as a process: how it is started, signalled and waited for.
+//! The process of the command: starting, signalling and waiting for it.
 //!
-//! At a terminal it stays in rlock's process group: the terminal sends what is typed there to both, lets both read, and the shell stops and
-//! continues both. Otherwise it gets a group of its own, and signals reach all of its processes that stay in it.
+//! At a terminal the command stays in rlock's process group, so that both get typed signals, both
+//! may read, and the shell stops and continues both. Otherwise it gets its own group, and rlock
+//! sends signals to the group.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -19,23 +20,24 @@ use tokio::process::Child;
 use crate::arguments::{Run, name_of};
 use crate::exit::{CANNOT_RUN, FAILED, Failure, NOT_FOUND, SIGNALLED, complain};
 
-/// How often to look whether a process group has ended.
+/// The pause between two checks whether a process group has ended.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A command that runs. It is killed when this is dropped.
+/// A running command. Dropping it kills the command.
 pub(crate) struct Command {
     child: Child,
     id: Pid,
     has_group: bool,
-    /// Whether it has been said that it may not be signalled.
+    /// Whether the message about a missing permission to signal was printed.
     was_refused: Cell<bool>,
 }
 
 impl Command {
-    /// Starts it. Must be called on the main thread: the command is killed when the thread that started it ends.
+    /// Starts the command. Call it on the main thread: the kernel kills the command when the thread
+    /// that started it ends.
     pub(crate) fn start(options: &Run, token: u64, owner: &[u8]) -> Result<Self, Failure> {
         let [program, arguments @ ..] = options.command.as_slice() else {
-            return Err(Failure::new(FAILED, "no command"));
+            return Err(Failure::new(FAILED, "the command is missing"));
         };
         let has_group = !is_at_terminal();
         let mut command = std::process::Command::new(program);
@@ -56,33 +58,34 @@ impl Command {
         Ok(Self { child, id, has_group, was_refused: Cell::new(false) })
     }
 
-    /// Its exit status, as a shell has it. May be dropped and asked for again.
+    /// The exit status as in a shell: 128+n after signal n. Cancel safe.
     pub(crate) async fn ended(&mut self) -> Result<u8, Failure> {
         let status = self.child.wait().await.map_err(|error| Failure::new(FAILED, format!("wait: {error}")))?;
         let status = status.code().or_else(|| Some(i32::from(SIGNALLED) + status.signal()?));
         Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(u8::MAX))
     }
 
-    /// Sends a signal. One that the terminal sends to the command as well is not sent twice.
-    pub(crate) fn pass_on(&self, signal: Signal) {
+    /// Forwards a signal, unless the terminal has sent it to the command already.
+    pub(crate) fn forward(&self, signal: Signal) {
         let is_typed = matches!(signal, Signal::INT | Signal::QUIT);
         if self.has_group || !is_typed {
             self.signal(signal);
         }
     }
 
-    /// Sends a signal. Only before its end has been seen, or while its group has others in it: the id is its own until then.
+    /// Sends a signal. Call it only while the command has not been reaped or its group has
+    /// processes: afterwards the id may belong to another process.
     pub(crate) fn signal(&self, signal: Signal) {
         let sent = match self.has_group {
             true => rustix::process::kill_process_group(self.id, signal),
             false => rustix::process::kill_process(self.id, signal),
         };
         if is_refused(sent) && !self.was_refused.replace(true) {
-            complain("the command runs as another user and may not be signalled: it goes on, also without the lock");
+            complain("cannot signal the command, which runs as another user and continues, even without the lock");
         }
     }
 
-    /// After its end: waits for the processes that it has left in its group.
+    /// Waits until its process group is empty. Call it after the end of the command.
     pub(crate) async fn group_ended(&self) {
         while self.has_group && self.is_group_alive() {
             tokio::time::sleep(PAUSE).await;
@@ -90,26 +93,29 @@ impl Command {
     }
 
     fn is_group_alive(&self) -> bool {
-        // In a container rlock may be the first process, which has the orphans of all others to bury. They count until then.
+        // In a container rlock may be process 1, which has to reap orphans. Unreaped processes keep
+        // the group alive.
         while let Ok(Some(_)) = rustix::process::waitpgid(self.id, WaitOptions::NOHANG) {}
-        // Those of another user live, too.
+        // EPERM means that the group has processes of another user.
         rustix::process::test_kill_process_group(self.id) != Err(Errno::SRCH)
     }
 }
 
-/// Whether there is somebody who may not be signalled. Any other error means that the command has just ended, which is what is seen next.
+/// Whether rlock has no permission to signal the command. Any other error means that the command
+/// has just ended, which `ended` reports next.
 fn is_refused(sent: rustix::io::Result<()>) -> bool {
     sent == Err(Errno::PERM)
 }
 
-/// Whether somebody types to rlock: wherever its input comes from, if its process group is the one that the terminal listens to, and also if it
-/// is not yet, as a job in the background that may be brought to the front, if the terminal is its input.
+/// Whether rlock runs at a terminal: in the foreground of its controlling terminal, whatever its
+/// standard input is, or in the background with the terminal as standard input.
 fn is_at_terminal() -> bool {
     let has_front = |terminal: File| tcgetpgrp(terminal).is_ok_and(|front| front == rustix::process::getpgrp());
     tcgetpgrp(io::stdin()).is_ok() || File::open("/dev/tty").is_ok_and(has_front)
 }
 
-/// Lets the kernel kill the command when rlock ends without having been able to: by SIGKILL, or out of memory.
+/// Makes the kernel kill the command when rlock dies without a chance to do it, such as by SIGKILL
+/// or the OOM killer.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "there is no other way to act between fork and exec")]
 fn die_with_parent(command: &mut std::process::Command) {
@@ -117,20 +123,20 @@ fn die_with_parent(command: &mut std::process::Command) {
     let parent = rustix::process::getpid();
     let tie = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have ended before that.
+        // rlock may have died before the call.
         match rustix::process::getppid() {
             Some(now) if now == parent => Ok(()),
             _ => Err(io::Error::from(ErrorKind::NotFound)),
         }
     };
-    // SAFETY: between fork and exec only what is safe in a signal handler may be called. These are two system calls, and errors that
-    // hold a number and allocate nothing.
+    // SAFETY: between fork and exec only async-signal-safe functions may be called. `tie` makes two
+    // system calls, and its errors hold a number and allocate nothing.
     unsafe {
         command.pre_exec(tie);
     }
 }
 
-/// Other systems have nothing like it: there the command goes on if rlock is killed.
+/// Other systems have no equivalent: there the command continues if rlock is killed.
 #[cfg(not(target_os = "linux"))]
 fn die_with_parent(_: &mut std::process::Command) {}
 
@@ -139,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_of_another_user_is_told_from_one_that_has_ended() {
+    fn command_of_another_user_is_not_taken_for_ended() {
         assert!(is_refused(Err(Errno::PERM)));
         assert!(!is_refused(Err(Errno::SRCH)));
         assert!(!is_refused(Ok(())));

@@ -1,7 +1,11 @@
 //! `run`: a command under a lock.
 //!
-//! What holds always: the command does not start before the lock is held; it is ended when the lock is lost, and told so before that if no
-//! server answers; when rlock ends, in whatever way, neither the command nor a wait is left, and the lock is released or ends by itself.
+//! Invariants:
+//! - The command starts after the lock is granted.
+//! - The command ends when the lock is lost. If no server answers, it gets SIGTERM before the lease
+//!   expires.
+//! - However rlock ends, it leaves neither the command nor a waiter behind, and the lock is
+//!   released or expires.
 
 mod attend;
 mod command;
@@ -16,46 +20,54 @@ use tokio::time::Instant;
 
 use crate::address::Address;
 use crate::arguments::Run;
-use crate::exit::{FAILED, Failure, LOST, REFUSED, SIGNALLED, TIMED_OUT, complain, without_password};
+use crate::exit::{FAILED, Failure, LOST, REFUSED, SIGNALLED, complain, without_password};
 use crate::observer::Observer;
+use crate::retry::until_reached;
 use crate::text::printable;
 use attend::{Notice, attend};
 use command::Command;
 use signals::Signals;
 
-/// How long a release may take when the command has ended. The lease ends what is not released by then.
+/// The time for the release after the end of the command. If it is not enough, the lock expires
+/// with its lease.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long to wait for what the client tidies up in the background.
+/// The time for the client's background tasks.
 const TIDYING_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(url: &str, options: Run) -> Result<u8, Failure> {
+    let deadline = options.wait.and_then(|wait| Instant::now().checked_add(wait));
     let mut signals = Signals::listen().map_err(|error| Failure::new(FAILED, format!("signals: {error}")))?;
-    let outcome = connect_and_run(url, &options, &mut signals).await;
+    let outcome = connect_and_run(url, &options, deadline, &mut signals).await;
     tidy_up().await;
     outcome
 }
 
-async fn connect_and_run(url: &str, options: &Run, signals: &mut Signals) -> Result<u8, Failure> {
+async fn connect_and_run(
+    url: &str,
+    options: &Run,
+    deadline: Option<Instant>,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
     let key = options.key.as_bytes();
-    let connecting = async {
+    let connect = async || {
         let client = Address::parse(url)?.client().await.map_err(|error| name_server(url, error))?;
         if let Some(permits) = options.semaphore {
             make_semaphore(&client, url, key, permits).await?;
         }
         Ok(client)
     };
-    let client = unless_signalled(signals, connecting).await?;
+    let client = unless_signalled(signals, until_reached(deadline, connect)).await?;
     if options.fair {
-        under(client.fair_lock(key), options, signals, Guard::release_and_keep).await
+        under(client.fair_lock(key), options, deadline, signals, Guard::release_and_keep).await
     } else if options.read {
-        under(client.rw_lock(key).read(), options, signals, release).await
+        under(client.rw_lock(key).read(), options, deadline, signals, release).await
     } else if options.write {
-        under(client.rw_lock(key).write(), options, signals, release).await
+        under(client.rw_lock(key).write(), options, deadline, signals, release).await
     } else if options.semaphore.is_some() {
-        under(client.semaphore(key).permits(1), options, signals, release).await
+        under(client.semaphore(key).permits(1), options, deadline, signals, release).await
     } else {
-        under(client.lock(key), options, signals, Guard::release_and_keep).await
+        under(client.lock(key), options, deadline, signals, Guard::release_and_keep).await
     }
 }
 
@@ -64,17 +76,17 @@ async fn release<K: Kind>(guard: Guard<K>, _keep: Duration) -> Result<(), Error>
     guard.release().await
 }
 
-/// A failure to connect says where to.
+/// The failure of a connection attempt, with the address.
 fn name_server(url: &str, error: Error) -> Failure {
     let failure = Failure::from(error);
     if failure.is_about_missing_module() {
-        // Whoever has no module was reached, and every other command says it in these words.
+        // The server was reached. All subcommands print this message.
         return failure;
     }
     Failure { message: format!("{}: {}", without_password(url), failure.message), ..failure }
 }
 
-/// Whatever is waited for before the command runs is given up for a signal.
+/// Awaits `work`, and gives up when a signal arrives. Used until the command runs.
 async fn unless_signalled<T>(
     signals: &mut Signals,
     work: impl Future<Output = Result<T, Failure>>,
@@ -89,7 +101,7 @@ async fn unless_signalled<T>(
     }
 }
 
-/// Makes the semaphore, or sees that it has the number of permits that the caller counts on.
+/// Creates the semaphore if it is missing, or checks that it has `wanted` permits.
 async fn make_semaphore(client: &Client, url: &str, key: &[u8], wanted: u32) -> Result<(), Failure> {
     let mut observer = Observer::connect(url).await?;
     if observer.lock(key).await?.is_none() {
@@ -99,19 +111,20 @@ async fn make_semaphore(client: &Client, url: &str, key: &[u8], wanted: u32) -> 
         Some(permits) if permits != i64::from(wanted) => {
             let name = printable(key);
             let text = format!(
-                "the semaphore {name} has {permits} permits and not {wanted}; RSEMAPHORE.RESIZE {name} {wanted} changes that"
+                "the semaphore {name} has {permits} permits; expected {wanted}. RSEMAPHORE.RESIZE {name} {wanted} changes that"
             );
             Err(Failure::new(REFUSED, text))
         }
-        // What is something else is refused when it is asked for.
+        // A lock of another kind is refused by the acquisition.
         _ => Ok(()),
     }
 }
 
-/// Takes the lock, runs the command, gives the lock back.
+/// Acquires the lock, runs the command, releases the lock.
 async fn under<K: Kind>(
     lock: Lock<K>,
     options: &Run,
+    deadline: Option<Instant>,
     signals: &mut Signals,
     release: impl AsyncFnOnce(Guard<K>, Duration) -> Result<(), Error>,
 ) -> Result<u8, Failure> {
@@ -124,7 +137,8 @@ async fn under<K: Kind>(
     if let Some(note) = &options.note {
         lock = lock.note(note.as_bytes());
     }
-    let guard = unless_signalled(signals, acquire(&lock, options.wait, &name)).await?;
+    let attempt = async || acquire(&lock, options.wait, deadline, &name).await;
+    let guard = unless_signalled(signals, until_reached(deadline, attempt)).await?;
     let granted = Instant::now();
     let mut command = match Command::start(options, guard.token(), &owner) {
         Ok(command) => command,
@@ -140,25 +154,33 @@ async fn under<K: Kind>(
     give_back(guard, keep, release, &name).await?;
     match end {
         Ok(status) if was_held => Ok(status),
-        // Whoever relies on the status is to know, also if the command came to its end by itself.
+        // The command has ended by itself, and may have worked without the lock.
         Ok(_) => Err(Failure::new(LOST, format!("the lock {name} was lost while the command ran"))),
         Err(failure) => Err(failure),
     }
 }
 
-async fn acquire<K: Kind>(lock: &Lock<K>, wait: Option<Duration>, name: &str) -> Result<Guard<K>, Failure> {
-    let guard = match wait {
+async fn acquire<K: Kind>(
+    lock: &Lock<K>,
+    wait: Option<Duration>,
+    deadline: Option<Instant>,
+    name: &str,
+) -> Result<Guard<K>, Failure> {
+    // Less than `wait` if reaching a server took a while.
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let guard = match left {
         None => lock.acquire().await.map(Some),
         Some(Duration::ZERO) => lock.try_acquire().await,
-        Some(wait) => match lock.acquire_timeout(wait).await {
+        Some(left) => match lock.acquire_timeout(left).await {
             Err(Error::Timeout) => Ok(None),
             outcome => outcome.map(Some),
         },
     };
-    guard?.ok_or_else(|| Failure::new(TIMED_OUT, format!("the lock {name} was not free in time")))
+    guard?.ok_or_else(|| Failure::timed_out(name, wait))
 }
 
-/// Releases the lock, and keeps it closed for `keep`. An error says that the hold had ended before, so the command may not have run alone to its end.
+/// Releases the lock, and keeps it closed for `keep`. Fails if the hold had ended before, so that
+/// the command may have worked without the lock.
 async fn give_back<K: Kind>(
     guard: Guard<K>,
     keep: Duration,
@@ -172,31 +194,31 @@ async fn give_back<K: Kind>(
         }
         Ok(Ok(()) | Err(Error::NotHeld)) => Ok(()),
         Ok(Err(Error::Server { code, message })) if code == "ERR" && !keep.is_zero() => {
-            complain(&format!("{name} was released, and is not kept closed: {message}"));
+            complain(&format!("released the lock {name}, but did not keep it closed: {message}"));
             Ok(())
         }
         Ok(Err(error)) => {
-            complain(&format!("{name} was not released, and ends with its lease: {error}"));
+            complain(&format!("could not release the lock {name}, which expires with its lease: {error}"));
             Ok(())
         }
         Err(_) => {
-            complain(&format!("{name} was not released, and ends with its lease: no answer"));
+            complain(&format!("could not release the lock {name}, which expires with its lease: no reply"));
             Ok(())
         }
     }
 }
 
-/// An owner that nobody else has, by which a person finds the process.
+/// A unique owner that shows host and process id.
 fn unique_owner() -> Vec<u8> {
     let host = rustix::system::uname();
     let host = String::from_utf8_lossy(host.nodename().to_bytes());
-    // A host's name is short enough everywhere; an owner has at most 512 bytes.
+    // An owner has at most 512 bytes.
     let host: String = host.chars().take(100).collect();
     format!("{host}:{}:{:016x}", std::process::id(), rand::rng().random::<u64>()).into_bytes()
 }
 
-/// Waits for what the client does in the background: it takes back what was asked for and is not wanted any more. When the last task has
-/// ended, nothing is left on the server.
+/// Waits for the client's background tasks. They cancel requests and release grants that were
+/// dropped; when the last task has ended, nothing is left on the server.
 async fn tidy_up() {
     let deadline = Instant::now() + TIDYING_PATIENCE;
     let metrics = tokio::runtime::Handle::current().metrics();

@@ -1,6 +1,7 @@
 //! `top`: the most contended locks.
 //!
-//! [`survey`] finds them, [`screen`] draws them, and this file is what goes on between the two and the keyboard.
+//! [`survey`] requests them, [`screen`] draws them, and this file connects the two with the
+//! keyboard.
 
 pub mod screen;
 pub mod survey;
@@ -18,8 +19,8 @@ use crate::text::{Align, print, table, with_notes};
 use screen::View;
 use survey::Survey;
 
-/// How soon a key that was pressed shows.
-const GLANCE: Duration = Duration::from_millis(50);
+/// The pause between two checks of the keyboard.
+const KEYBOARD_PAUSE: Duration = Duration::from_millis(50);
 
 /// The columns of a table of locks.
 pub(crate) const COLUMNS: &[(&str, Align)] = &[
@@ -32,7 +33,7 @@ pub(crate) const COLUMNS: &[(&str, Align)] = &[
     ("OWNER", Align::Left),
 ];
 
-/// A lock in these columns, and its note.
+/// The cells of a lock in these columns, and its note.
 pub(crate) fn row(lock: &Lock, brief: fn(u64) -> String) -> Vec<String> {
     let first = lock.holders.first();
     let holders = match (lock.many_holders, lock.permits) {
@@ -65,20 +66,20 @@ pub(crate) async fn top(url: &str, options: Top) -> Result<u8, Failure> {
                 print(&table(&with_notes(COLUMNS, &rows), &rows))?;
             }
         }
-        observer.all_was_told()?;
+        observer.check_complete()?;
         return Ok(DONE);
     }
-    // The terminal is put back also on a panic.
+    // ratatui restores the terminal on a panic too.
     let mut terminal = ratatui::try_init().map_err(|error| Failure::new(FAILED, format!("no terminal: {error}")))?;
     let outcome = watch(&mut terminal, observer, url, &options).await;
     ratatui::restore();
     outcome
 }
 
-/// What a key asks for.
-enum Wish {
-    End,
-    Look,
+/// What to do after the pressed keys.
+enum Next {
+    Quit,
+    Continue,
 }
 
 async fn watch(
@@ -89,7 +90,7 @@ async fn watch(
 ) -> Result<u8, Failure> {
     let mut view = View::new(&without_password(url));
     loop {
-        // Keys are heard while the server is being looked at, however long that takes.
+        // Keys work while the requests take their time.
         let taken = {
             let survey = Survey::take(&mut observer, options.count);
             let mut survey = std::pin::pin!(survey);
@@ -97,9 +98,9 @@ async fn watch(
                 tokio::select! {
                     biased;
                     taken = &mut survey => break Some(taken),
-                    () = tokio::time::sleep(GLANCE) => {}
+                    () = tokio::time::sleep(KEYBOARD_PAUSE) => {}
                 }
-                if let Wish::End = glance(terminal, &mut view)? {
+                if let Next::Quit = handle_keys(terminal, &mut view)? {
                     break None;
                 }
             }
@@ -108,10 +109,10 @@ async fn watch(
             None => return Ok(DONE),
             Some(Ok(survey)) => {
                 view.show(survey);
-                view.trouble = observer.all_was_told().err().map(|failure| failure.message);
+                view.trouble = observer.check_complete().err().map(|failure| failure.message);
             }
-            // A server that was there before may be restarting.
-            Some(Err(failure)) if view.has_seen() => {
+            // The server may be restarting, or a replica is being promoted.
+            Some(Err(failure)) if view.has_content() => {
                 view.trouble = Some(failure.message);
                 if let Ok(again) = Observer::connect(url).await {
                     observer = again;
@@ -121,19 +122,19 @@ async fn watch(
         }
         let next = Instant::now() + options.every;
         loop {
-            if let Wish::End = glance(terminal, &mut view)? {
+            if let Next::Quit = handle_keys(terminal, &mut view)? {
                 return Ok(DONE);
             }
-            if Instant::now() >= next && !view.is_stopped {
+            if Instant::now() >= next && !view.is_paused {
                 break;
             }
-            tokio::time::sleep(GLANCE).await;
+            tokio::time::sleep(KEYBOARD_PAUSE).await;
         }
     }
 }
 
-/// Does what the keys say, and draws.
-fn glance(terminal: &mut ratatui::DefaultTerminal, view: &mut View) -> Result<Wish, Failure> {
+/// Handles the pressed keys, and draws the screen.
+fn handle_keys(terminal: &mut ratatui::DefaultTerminal, view: &mut View) -> Result<Next, Failure> {
     let failed = |error: std::io::Error| Failure::new(FAILED, format!("terminal: {error}"));
     while event::poll(Duration::ZERO).map_err(failed)? {
         let Event::Key(key) = event::read().map_err(failed)? else { continue };
@@ -141,10 +142,10 @@ fn glance(terminal: &mut ratatui::DefaultTerminal, view: &mut View) -> Result<Wi
             continue;
         }
         match key.code {
-            KeyCode::Char('q') | KeyCode::Esc => return Ok(Wish::End),
-            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(Wish::End),
+            KeyCode::Char('q') | KeyCode::Esc => return Ok(Next::Quit),
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(Next::Quit),
             KeyCode::Char('s') => view.sort_by_next(),
-            KeyCode::Char(' ') => view.is_stopped = !view.is_stopped,
+            KeyCode::Char(' ') => view.is_paused = !view.is_paused,
             KeyCode::Down | KeyCode::Char('j') => view.scroll(1),
             KeyCode::Up | KeyCode::Char('k') => view.scroll(-1),
             KeyCode::PageDown => view.scroll(20),
@@ -154,5 +155,5 @@ fn glance(terminal: &mut ratatui::DefaultTerminal, view: &mut View) -> Result<Wi
         }
     }
     terminal.draw(|frame| screen::draw(frame, view)).map_err(failed)?;
-    Ok(Wish::Look)
+    Ok(Next::Continue)
 }

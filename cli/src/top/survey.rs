@@ -1,4 +1,5 @@
-//! One look at the most contended locks, and what came of it: RLOCK.TOP of each server, and a few dozen questions about what it lists.
+//! A snapshot of the most contended locks: RLOCK.TOP of each server, and the details of the locks
+//! in it.
 
 use std::time::Duration;
 
@@ -8,47 +9,47 @@ use tokio::time::Instant;
 use crate::exit::Failure;
 use crate::observer::{Lock, Observer};
 
-/// What was seen.
+/// A snapshot.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Survey {
-    /// Counters and levels of the whole server, or of all masters of the cluster.
+    /// Totals of the server, or of all masters of the cluster.
     pub server: Totals,
-    /// How long it took to look.
+    /// How long the requests took.
     pub took_ms: u64,
-    /// The most contended, those with the most waiters first.
+    /// The most contended locks, the one with the most waiters first.
     pub locks: Vec<Lock>,
-    /// When it was taken.
+    /// The time of the snapshot; `None` before the first one.
     #[serde(skip)]
     pub taken_at: Option<Instant>,
 }
 
-/// What INFO says of all locks together. What a server does not tell is 0.
+/// Sums of the fields of `INFO rlock`. A missing field counts as 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
-    /// The server and its version.
+    /// The name and version of the server.
     pub version: String,
-    /// Locks that are held.
+    /// Held locks.
     pub held: u64,
-    /// Clients that wait.
+    /// Waiting requests.
     pub waiting: u64,
     /// Grants without a wait.
     pub granted_at_once: u64,
     /// Grants after a wait.
     pub granted_after_waiting: u64,
-    /// Waits that ended without a grant.
+    /// Waits that timed out.
     pub timed_out: u64,
-    /// Leases that ended without a release.
+    /// Leases that expired.
     pub expired: u64,
-    /// Holds that were taken away.
+    /// Holds ended by FORCERELEASE.
     pub forced: u64,
 }
 
 impl Survey {
-    /// Looks at the `count` most contended locks.
+    /// Takes a snapshot of the `count` most contended locks.
     ///
     /// # Errors
     ///
-    /// If the server refuses or goes away.
+    /// If the server refuses, or the connection closes.
     pub async fn take(observer: &mut Observer, count: usize) -> Result<Self, Failure> {
         let started = Instant::now();
         let locks = observer.most_contended(count).await?;
@@ -83,7 +84,7 @@ impl Totals {
     }
 }
 
-/// How often something happened in a second, between two looks.
+/// The rate of a counter between two snapshots.
 pub fn per_second(before: u64, after: u64, span: Duration) -> f64 {
     if span.is_zero() { 0.0 } else { after.saturating_sub(before) as f64 / span.as_secs_f64() }
 }
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn rates_are_per_second() {
         assert_eq!(per_second(10, 30, Duration::from_secs(2)), 10.0);
-        assert_eq!(per_second(30, 10, Duration::from_secs(2)), 0.0, "a server that was restarted counts anew");
+        assert_eq!(per_second(30, 10, Duration::from_secs(2)), 0.0, "a restarted server counts from 0");
         assert_eq!(per_second(10, 30, Duration::ZERO), 0.0);
     }
 }

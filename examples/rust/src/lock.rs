@@ -1,4 +1,4 @@
-//! A lock on redis-rs and a server with rlock: short commands over one connection, and each wait over a connection of its own.
+//! A lock with redis-rs and a server with rlock. Every command uses a new connection.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use redis::{Client, Cmd, FromRedisValue, RedisError, RedisResult, cmd};
 use uuid::Uuid;
 
-/// How much longer than the server a client waits for the answer of BLOCK.
+/// How much longer than BLOCK the client waits for the answer.
 const SOCKET_MARGIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A lock that is held, and renewed at a third of its lease until it is dropped.
+/// A held lock. A thread renews it after each third of its lease until it is dropped.
 pub struct Hold {
     client: Client,
     pub key: String,
@@ -21,9 +21,9 @@ pub struct Hold {
     renewal: Option<JoinHandle<()>>,
 }
 
-/// None when the wait is over.
+/// Returns `None` if the wait times out.
 pub fn acquire(client: &Client, key: &str, lease: Duration, wait: Duration) -> RedisResult<Option<Hold>> {
-    // A name for this one acquisition: with ONCE it may be asked for again when a reply was lost.
+    // A name for this acquisition only: with ONCE, the request can be repeated after a lost reply.
     acquire_as(Uuid::new_v4().to_string(), client, key, lease, wait)
 }
 
@@ -44,12 +44,12 @@ pub(crate) fn acquire_as(
         }
         match ask::<Option<i64>>(client, &request, left + SOCKET_MARGIN) {
             Ok(Some(token)) => return Ok(Some(Hold::new(client, key, owner, token, lease))),
-            // Cut off while it waited: asks again, for what is left.
+            // The wait was cut off: ask again, for the remaining time.
             Err(error) if is_of_the_connection(&error) && !left.is_zero() => thread::sleep(PAUSE),
-            // What waits in this owner's name is a newer request, which goes on.
+            // A newer request with this owner name is waiting, and goes on.
             Err(error) if error.code() == Some("SUPERSEDED") => return Err(error),
             given_up => {
-                // Leaves neither a waiter nor a hold behind. NOTOWNER as a rule.
+                // Leaves neither a waiter nor a hold behind. The usual answer is NOTOWNER.
                 for command in ["RLOCK.CANCEL", "RLOCK.RELEASE"] {
                     let _ = ask::<i64>(client, cmd(command).arg(key).arg(&owner), SOCKET_MARGIN);
                 }
@@ -66,7 +66,7 @@ impl Hold {
         renew.arg(key).arg(&owner).arg("TOKEN").arg(token).arg("PX").arg(lease.as_millis() as u64);
         let renewing = client.clone();
         let renewal = thread::spawn(move || {
-            // Of the grant it is only known that it was answered now.
+            // The lease began at an unknown moment before now, so only two thirds of it count.
             let mut safe_until = Instant::now() + lease * 2 / 3;
             while stopped.recv_timeout(lease / 3) == Err(RecvTimeoutError::Timeout) && Instant::now() < safe_until {
                 let sent = Instant::now();
@@ -80,7 +80,7 @@ impl Hold {
         Hold { client: client.clone(), key: key.into(), owner, token, stop: Some(stop), renewal: Some(renewal) }
     }
 
-    /// Whether the renewal has ended: somebody else may hold it by now.
+    /// Whether the renewal has stopped: another owner may hold the lock by now.
     pub fn is_lost(&self) -> bool {
         self.renewal.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -94,7 +94,7 @@ impl Drop for Hold {
         }
         let mut release = cmd("RLOCK.RELEASE");
         release.arg(&self.key).arg(&self.owner).arg("TOKEN").arg(self.token);
-        // NOTOWNER: it was lost, or the reply to the first try was.
+        // NOTOWNER means that the lock was lost, or the reply to the first attempt.
         for _ in 0..3 {
             match ask::<i64>(&self.client, &release, SOCKET_MARGIN) {
                 Err(error) if is_of_the_connection(&error) => thread::sleep(PAUSE),
@@ -104,14 +104,14 @@ impl Drop for Hold {
     }
 }
 
-/// Over a new connection, whose timeout is that of this command.
+/// Sends a command over a new connection with its own timeout.
 fn ask<T: FromRedisValue>(client: &Client, command: &Cmd, timeout: Duration) -> RedisResult<T> {
     let mut connection = client.get_connection_with_timeout(SOCKET_MARGIN)?;
     connection.set_read_timeout(Some(timeout))?;
     command.query(&mut connection)
 }
 
-/// What is not an answer of the server may pass. UNBLOCKED ends a wait whose server has become a replica.
+/// Whether the error may be temporary. UNBLOCKED ends the wait at a server that became a replica.
 fn is_of_the_connection(error: &RedisError) -> bool {
     error.is_io_error() || error.is_connection_dropped() || error.code() == Some("UNBLOCKED")
 }

@@ -1,4 +1,5 @@
-//! Provokes what goes wrong with locks, and looks whether lock.rs survives it. `make test-examples` runs it.
+//! Provokes the usual faults of locks, and checks that lock.rs survives them. `make test-examples`
+//! runs it.
 
 mod lock;
 
@@ -14,11 +15,11 @@ const LEASE: Duration = Duration::from_secs(30);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn client(port: &str) -> Client {
-    let port = env::var(port).expect("make test-examples gives the ports");
+    let port = env::var(port).expect("make test-examples sets the ports");
     Client::open(format!("redis://127.0.0.1:{port}/")).expect("an address")
 }
 
-/// Asks the server itself.
+/// Sends a command directly to the server.
 fn ask<T: FromRedisValue>(line: &str) -> T {
     let mut words = line.split(' ');
     let mut command = cmd(words.next().expect("a command"));
@@ -28,13 +29,13 @@ fn ask<T: FromRedisValue>(line: &str) -> T {
     command.query(&mut client("PORT").get_connection().expect("a connection")).expect("an answer")
 }
 
-/// No hold and no waiter was left behind.
+/// Checks that no hold and no waiter is left.
 fn assert_free(key: &str) {
     assert!(ask::<Vec<Value>>(&format!("RLOCK.WAITERS {key}")).is_empty());
     assert_eq!(ask::<i64>(&format!("RLOCK.PTTL {key}")), -2);
 }
 
-/// How many requests for locks the server was sent.
+/// The number of lock requests that the server received.
 fn requests() -> u64 {
     let stats = ask::<String>("INFO commandstats").to_lowercase();
     let calls = ["acquire", "cancel", "release"].map(|verb| {
@@ -57,12 +58,12 @@ fn two_waiters_in_one_name() {
     thread::sleep(SECOND * 5);
     let made = requests() - before;
     assert!(made < 10, "{made} requests in 5 s");
-    let told = older.join().expect("no panic").err().expect("it is refused");
-    assert_eq!(told.code(), Some("SUPERSEDED"));
+    let refusal = older.join().expect("no panic").err().expect("it was refused");
+    assert_eq!(refusal.code(), Some("SUPERSEDED"));
     ask::<i64>("RLOCK.RELEASE in-one-name holder");
     drop(newer.join().expect("no panic").expect("an answer").expect("it was freed"));
     assert_free("in-one-name");
-    println!("ok  redis-rs: of two that wait in one owner's name the newer goes on, and the older asks no more");
+    println!("ok  redis-rs: of two waiters with the same owner name the newer goes on, and the older stops asking");
 }
 
 fn main() {
@@ -86,7 +87,7 @@ fn main() {
     assert!(!first.is_lost());
     drop(first);
     let second = waiting.join().expect("no panic").expect("it was freed");
-    println!("ok  redis-rs: waits end in time, and go on when they are cut off; held for longer than its lease");
+    println!("ok  redis-rs: waits end in time, and go on after a cut connection; a hold outlasts its lease");
 
     two_waiters_in_one_name();
     ask::<i64>("RLOCK.FORCERELEASE job");
@@ -96,5 +97,5 @@ fn main() {
     thread::sleep(SECOND);
     assert!(renewed.is_lost());
     assert_free(&renewed.key);
-    println!("ok  redis-rs: hears of it when it is lost");
+    println!("ok  redis-rs: notices the loss of the lock");
 }

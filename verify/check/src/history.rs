@@ -1,144 +1,149 @@
-//! What is recorded: operations of clients on locks. All times are microseconds on the steady clock of the machine that records.
+//! The recorded operations of clients on locks. All times are microseconds on the steady clock of
+//! the machine that records.
 
 use crate::timeline::{Grant, Possible};
 
-/// What a lock is.
+/// The kind of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One owner at a time.
     Mutex,
-    /// One owner at a time, and a queue that is data.
+    /// One owner at a time, with a queue that is stored in the key's value.
     Fair,
     /// Many readers or one writer.
     RwLock,
-    /// A number of permits.
+    /// A limited number of permits.
     Semaphore,
 }
 
 /// How a hold shares the lock with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
-    /// Alone.
+    /// Excludes all other owners.
     Exclusive,
-    /// With other readers.
+    /// Shared with other readers.
     Read,
-    /// Alone, but for the owner's own READ.
+    /// Excludes all other owners. The same owner may also hold READ.
     Write,
-    /// With others, as long as the permits last.
+    /// Shared while permits are left.
     Permits,
 }
 
-/// A key on which there is a lock.
+/// A key that holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
     /// Its name on the server.
     pub name: String,
-    /// What lies there.
+    /// The kind of lock that it holds.
     pub kind: Kind,
     /// How many permits a semaphore has; 1 for other kinds.
     pub permits: u32,
 }
 
-/// What a client asked.
+/// The request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// ACQUIRE, or one key's part of MACQUIRE.
+    /// ACQUIRE, or the part of one key in a MACQUIRE.
     Acquire {
-        /// Holds or permits.
+        /// Number of holds or permits.
         count: u32,
-        /// The lease.
+        /// The requested lease.
         lease_ms: u64,
-        /// `BLOCK ms`; 0 waits for ever.
+        /// `BLOCK ms`; 0 waits without a limit.
         block_ms: Option<u64>,
         /// `REQ id`.
         request_id: Option<u64>,
-        /// Whether a place in a queue is kept without a connection (`QUEUE`).
+        /// Whether the request keeps a place in the queue without a connection (`QUEUE`).
         keeps_place: bool,
-        /// `ONCE`: an owner that holds already gets no more.
+        /// `ONCE`: an owner that already holds the lock gets no second hold.
         is_once: bool,
     },
     /// RELEASE.
     Release {
-        /// Holds or permits.
+        /// Number of holds or permits.
         count: u32,
-        /// `TOKEN t`: only the hold with this token is meant.
+        /// `TOKEN t`: applies only to the hold with this token.
         token: Option<u64>,
         /// `REQ id`.
         request_id: Option<u64>,
     },
     /// `RELEASE … KEEP ms`: the hold ends, and the lock stays closed to every owner.
     Keep {
-        /// For how long.
+        /// How long the lock stays closed.
         keep_ms: u64,
     },
-    /// The key was removed or moved away, by a command of the server's, which asks no module.
+    /// A command of the server removed or moved the key, without asking the module.
     Remove,
     /// RENEW.
     Renew {
-        /// The lease.
+        /// The new lease.
         lease_ms: u64,
-        /// `TOKEN t`: only the hold with this token is meant.
+        /// `TOKEN t`: applies only to the hold with this token.
         token: Option<u64>,
     },
-    /// CANCEL: the owner takes back what it waits with. Its answer is how many requests that ended.
+    /// CANCEL: the owner withdraws its waiting requests. The answer is how many it ended.
     Cancel {
-        /// Whether the server had said before that a request of this owner waits.
+        /// Whether the server had already reported that a request of this owner was waiting.
         is_waiting: bool,
     },
     /// The only connection of the owner's session was closed.
     Close {
-        /// How long the hold outlives it.
+        /// How long the hold outlives the connection.
         grace_ms: u64,
     },
-    /// HOLDS: a look.
+    /// HOLDS: reads the holds and changes nothing.
     Look,
 }
 
-/// What came of it.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A token.
+    /// Granted, with this token.
     Granted(u64),
     /// Nil.
     Nil,
-    /// A number: holds left, holds there are, or milliseconds of lease left. Of a request for many keys that acquires: so many tokens, which are not as many
-    /// as keys.
+    /// A number: the holds that are left, the holds that exist, or the milliseconds of lease that
+    /// are left. For a request that acquires many keys: the number of tokens received, if it
+    /// differs from the number of keys.
     Number(u64),
-    /// WAITING: the answer comes on a channel.
+    /// WAITING: the answer will arrive on a channel.
     Waiting,
     /// NOTOWNER.
     NotOwner,
-    /// The wait was ended by the same owner: a later request took its place, or CANCEL took it back.
+    /// The same owner ended the wait: a later request took its place, or CANCEL withdrew it.
     Unblocked,
     /// An error that says that nothing was changed.
     Refused,
-    /// No answer: what it did is not known.
+    /// No answer: the effect is unknown.
     Unknown,
-    /// A request that waited was answered a second time, on its channel.
-    ToldTwice,
-    /// Nobody is there to be told of a grant: the connection closed before, or in the very turn of it, or nobody listens. The server takes
-    /// it back, if the lock has not left for another one in that turn.
+    /// A second answer to a waiting request, on its channel.
+    AnsweredTwice,
+    /// The grant could not be delivered: the connection closed before it or in the same turn, or
+    /// nothing listens to the channel. The server undoes such a grant, unless the lock left for
+    /// another server in that turn.
     Undone,
 }
 
-/// One call.
+/// One call of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// Which of the history's keys.
+    /// Index into the history's keys.
     pub key: u32,
-    /// Who asks. An owner makes one call at a time, but for a request that takes over an earlier one.
+    /// The owner that calls. An owner makes one call at a time, except that a request may take over
+    /// its earlier one.
     pub owner: u64,
-    /// Which of an owner's holds of the key it is about.
+    /// The mode of the hold that the call is about.
     pub mode: Mode,
     /// When it was sent.
     pub sent_us: u64,
-    /// When its answer was there, or it was known that there would be none.
+    /// When the answer arrived, or when the client knew that none would.
     pub answered_us: u64,
-    /// Its place in the order in which the server began to execute requests; 0 if that is not known.
+    /// The call's position in the order in which the server began to execute requests; 0 if
+    /// unknown.
     pub order: u64,
-    /// What was asked.
+    /// The request.
     pub call: Call,
-    /// What came of it.
+    /// Its result.
     pub outcome: Outcome,
 }
 
@@ -147,35 +152,41 @@ pub struct Operation {
 pub struct History {
     /// The locks.
     pub keys: Vec<Key>,
-    /// What was done, in any order.
+    /// The operations, in any order.
     pub operations: Vec<Operation>,
-    /// What was granted after a takeover to owners whose other calls prove nothing any more: only the tokens count.
+    /// Grants after a takeover to owners whose other calls no longer count: only the tokens are
+    /// checked.
     pub grants_of_forgotten: Vec<(u32, Grant)>,
-    /// When the server gave nobody anything, as it does before it lets a replica take over.
+    /// When the server granted nothing, as it does before it lets a replica take over.
     pub pauses: Vec<Possible>,
     /// When the server was a replica, in the order of time.
     pub demotions: Vec<Possible>,
-    /// Several servers gave locks at the same time, each those keys that it had. Tokens are compared on each key then: servers promise
-    /// nothing of each other's.
+    /// Several servers granted locks at the same time, each those of its own keys. Tokens are then
+    /// compared per key, because servers promise nothing about each other's tokens.
     pub is_of_several_servers: bool,
-    /// Nothing failed meanwhile but the server's wall clock: no connection was lost, and every request was taken.
+    /// Nothing but the server's wall clock was disturbed: no connection was lost, and no request
+    /// was refused.
     pub is_undisturbed: bool,
-    /// The server was there all the time, a master, and could write: what gives up, renews or cancels was taken, if its connection lived.
-    pub is_always_taken: bool,
-    /// At times it took only that: what acquires was refused.
+    /// The server was always up, a master, and able to write, so it accepted every release, renewal
+    /// and cancellation whose connection survived.
+    pub accepts_releases: bool,
+    /// At times the server accepted only those, and refused to acquire.
     pub refuses_acquisitions: bool,
-    /// By how much the clocks of servers differ that take over from each other: a lease may end so much earlier then.
+    /// The difference between the clocks of servers that take over from each other. A lease may end
+    /// that much earlier.
     pub clocks_differ_us: u64,
-    /// When a server took over that had perhaps not heard of all: of a release shortly before, for one. The lease is there still.
+    /// When a server took over that may lack the latest changes, such as a release shortly before.
+    /// The lease still applies.
     pub takeovers: Vec<Possible>,
-    /// By how much a lease may last longer than it was asked for, because the clock of a server that goes on with it is behind.
+    /// How much longer than requested a lease may last, because the clock of the server that
+    /// continues it is behind.
     pub leases_outlast_us: u64,
-    /// In its pauses the server is there, and answers who waits when its time is over.
+    /// The server is up during its pauses, and answers waiters whose time is over.
     pub waits_end_in_pauses: bool,
 }
 
 impl Operation {
-    /// The token that it was granted.
+    /// The token that the call was granted.
     #[must_use]
     pub fn token(&self) -> Option<u64> {
         match self.outcome {
@@ -185,61 +196,63 @@ impl Operation {
     }
 }
 
-/// Something that must not happen.
+/// A contradiction between a history and a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The rule.
+    /// The broken rule.
     pub rule: Rule,
-    /// What happened, for a person.
+    /// A description for a person.
     pub story: String,
 }
 
-/// What must hold in any history.
+/// A property of every correct history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// Two owners do not believe at once that they hold what only one can hold.
+    /// Two owners never believe at the same time that they hold what only one can hold.
     Exclusion,
-    /// No more permits are believed to be held than there are.
+    /// The permits that owners believe to hold never exceed the semaphore's permits.
     Permits,
-    /// A hold ends by what its owner does, or by its lease, and not before.
+    /// A hold ends when its owner ends it or its lease expires, and not before.
     HoldIsKept,
-    /// An owner whose lease is over is not answered as if it held.
+    /// No answer treats an owner as a holder after its lease expired.
     LeaseEnds,
-    /// Tokens rise, and none is given twice.
+    /// Tokens rise, and no token is given twice.
     TokensRise,
-    /// First come, first served, by the order in which the server took the requests.
+    /// Requests are served in the order in which the server received them.
     FirstComeFirstServed,
-    /// Who was answered nil does not hold; nil comes in time.
+    /// An owner that got nil does not hold, and nil arrives in time.
     NilIsFinal,
-    /// A wait is answered once.
+    /// Each wait gets exactly one answer.
     AnsweredOnce,
-    /// Who does not want to wait is granted what is free.
+    /// A request that does not wait is granted a free lock.
     FreeIsGranted,
-    /// Nobody waits for a lock that is free.
+    /// No request waits for a free lock.
     NoLostWakeUp,
-    /// What CANCEL says that it has ended is never granted, and it ends what waits.
+    /// CANCEL ends the waiting request, and a request that CANCEL reported as ended is never
+    /// granted.
     CancelEndsWaits,
-    /// A command with a TOKEN changes no hold that has another one.
+    /// A command with TOKEN does not change a hold that has another token.
     TokenIsMeant,
-    /// What its owner has given up, or lost with the connection of its session, does not come back.
+    /// A hold that its owner gave up, or lost with the connection of its session, does not come
+    /// back.
     GivenUpIsGone,
-    /// What gives up, renews or cancels is never refused by a server that works, nor is who waits already, also if its memory is full; nor who acquires, if
-    /// nothing is wrong with it.
+    /// A working server accepts releases, renewals and cancellations, and serves requests that
+    /// already wait, even with full memory. It refuses to acquire only while something is wrong.
     GivingUpIsTaken,
     /// A repeated request counts once, and each answer has the number that its owner expects.
     CountsAreRight,
-    /// A replica has what its master has.
+    /// A replica has the same locks as its master.
     ReplicaAgrees,
     /// A replica grants nothing.
     ReplicaDecidesNothing,
-    /// When everybody has gone, nothing is held.
+    /// Nothing is held after all clients have left.
     NothingIsLeftOver,
     /// The server answers.
     ServerLives,
 }
 
 impl Rule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 19] = [
         Self::Exclusion,
         Self::Permits,
@@ -262,7 +275,7 @@ impl Rule {
         Self::ServerLives,
     ];
 
-    /// As it is called in tables.
+    /// The name in tables and patches.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,4 +1,5 @@
-//! Histories without a server: a lock with one queue, lawful by construction, whose clients see it from afar.
+//! Histories without a server. A lock with one queue behaves correctly by construction, and its
+//! clients see it with a delay.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -8,7 +9,8 @@ use crate::history::{Call, History, Key, Kind, Mode, Operation, Outcome};
 /// How many keys a history has.
 const KEYS: u64 = 16;
 
-/// A lawful history of so many operations: on each key one owner after the other waits, holds, renews and releases.
+/// A correct history with this many operations: on each key one owner after the other waits, holds,
+/// renews and releases.
 #[must_use]
 pub fn history(operations: usize, seed: u64) -> History {
     let mut random = StdRng::seed_from_u64(seed);
@@ -18,7 +20,8 @@ pub fn history(operations: usize, seed: u64) -> History {
     let mut free_at_us = [1_000_000_u64; KEYS as usize];
     let (mut token, mut owner) = (0, 0);
     while history.operations.len() + 3 <= operations {
-        // Tokens rise in the order of the grants: the key that is free first is granted next.
+        // Tokens rise in the order of the grants, so the key that becomes free first is granted
+        // next.
         let Some((key, granted_us)) = free_at_us.iter().copied().enumerate().min_by_key(|(_, at_us)| *at_us) else {
             break;
         };

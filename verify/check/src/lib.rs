@@ -1,19 +1,21 @@
-//! Histories of what clients saw of a server's locks, and the rules that prove from them what `docs/guarantees.md` promises.
+//! Histories of what clients observed of a server's locks, and the rules that check them against
+//! the guarantees of `docs/guarantees.md`.
 //!
 //! | | |
 //! |---|---|
-//! | [`history`] | what is recorded: each call with the moment of its sending and of its answer, and its place in the server's order |
-//! | [`timeline`] | from the calls of each owner to the spans of time in which it surely held, and in which it may have held |
-//! | [`takeovers`] | what a history proves when a server took over that had not heard everything |
+//! | [`history`] | the records: each call, when it was sent and answered, and its position in the server's order |
+//! | [`timeline`] | turns the calls of each owner into spans in which it surely held, and in which it may have held |
+//! | [`takeovers`] | what a history proves when a server took over that may lack the latest changes |
 //! | [`rules`] | the rules, each a sweep over those spans in the order of time |
-//! | [`drive`] | clients that make a history on real servers, under faults |
-//! | [`record`] | the same as lines of text, for whoever looks into a violation |
-//! | [`invented`] | histories without a server: to test the rules, and their speed |
+//! | [`drive`] | clients that record a history on real servers, under faults |
+//! | [`record`] | a history as lines of text, to investigate a violation |
+//! | [`invented`] | histories without a server, to test the rules and their speed |
 //! | [`document`] | tables that a run writes into a document |
-//! | [`mutants`] | builds that are wrong on purpose, and which rule notices |
+//! | [`mutants`] | builds that are broken on purpose, and the checks that notice them |
 //!
-//! The checker believes no server. It knows what the clients sent and were answered, by one steady clock, and nothing of the
-//! module's code; only the order in which requests came to the server is the server's word (`MONITOR`).
+//! The checker trusts no server. It knows what the clients sent and received, by one steady clock,
+//! and nothing of the module's code. Only the order in which requests reached the server comes
+//! from the server (`MONITOR`).
 
 pub mod document;
 pub mod drive;

@@ -19,7 +19,7 @@ use rlock_check::invented;
 use rlock_check::mutants::{self, Mutant, Trial};
 use rlock_check::rules;
 
-/// Records what clients of the rlock module see, and proves from it what the module promises.
+/// Records what clients of the rlock module observe, and checks it against the guarantees
 #[derive(Parser)]
 struct Options {
     #[command(subcommand)]
@@ -28,93 +28,95 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Lets clients work on servers of their own, and checks what they saw.
+    /// Run clients on new servers, and check what they observed
     Run {
         #[command(flatten)]
         load: Load,
-        /// The server's program.
+        /// Server program
         #[arg(long, default_value = "redis-server")]
         server: PathBuf,
-        /// For how long clients work.
+        /// How long clients work, in seconds
         #[arg(long, default_value_t = 10)]
         seconds: u64,
-        /// Kills the server, stops it, and cuts connections, in place of steps of its wall clock.
+        /// Kill and suspend the server and cut connections, instead of stepping its wall clock
         #[arg(long)]
         crashes: bool,
     },
-    /// Lets each fault happen on each server while clients work, and shows a table of what they saw.
+    /// Run clients on each server under each fault, and print a table of the results
     Faults {
         #[command(flatten)]
         load: Load,
-        /// A server as `name=program`; may be given several times.
+        /// Server as NAME=PROGRAM; may be repeated
         #[arg(long = "server", value_parser = named, default_value = "redis-server=redis-server")]
         servers: Vec<(String, PathBuf)>,
-        /// For how long each fault goes on.
+        /// How long each fault lasts, in seconds
         #[arg(long, default_value_t = 10)]
         seconds: u64,
-        /// The document to write the table into.
+        /// Document to write the table into
         #[arg(long)]
         write: Option<PathBuf>,
-        /// Those whose names contain one of these; all if there is none.
+        /// Only faults whose name contains one of these; all if none is given
         names: Vec<String>,
     },
-    /// A long load of all kinds with disconnects: whether memory and latency stay as they are, and nothing is left over.
+    /// Run a long load of all kinds with disconnects; check that memory and latency stay the same
+    /// and that nothing is left over
     Soak {
         #[command(flatten)]
         load: Load,
-        /// The server's program.
+        /// Server program
         #[arg(long, default_value = "redis-server")]
         server: PathBuf,
-        /// For how long.
+        /// How long to run, in minutes
         #[arg(long, default_value_t = 60.0)]
         minutes: f64,
     },
-    /// Builds the module with each fault of `verify/check/mutants`, and shows which rule notices it.
+    /// Build the module with each patch of `verify/check/mutants`, and print the checks that notice
+    /// it
     Mutants {
-        /// The server's program.
+        /// Server program
         #[arg(long, default_value = "redis-server")]
         server: PathBuf,
-        /// For how long clients work on each.
+        /// How long clients work on each mutant, in seconds
         #[arg(long, default_value_t = 6)]
         seconds: u64,
-        /// What the clients' choices are drawn from.
+        /// Seed of the clients' random choices
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// The document to write their lines of the table into.
+        /// Document to write the lines of these mutants into
         #[arg(long)]
         write: Option<PathBuf>,
-        /// Those whose names contain one of these; all if there is none.
+        /// Only mutants whose name contains one of these; all if none is given
         names: Vec<String>,
     },
-    /// Is a process of clients, which the checker starts.
+    /// Run as a process of clients; the checker starts it
     #[command(hide = true, name = processes::COMMAND)]
     Clients(Order),
-    /// Checks an invented history, to see how long that takes.
+    /// Check an invented history, to measure the speed of the rules
     Speed {
-        /// How long the history is.
+        /// Number of operations in the history
         #[arg(long, default_value_t = 10_000_000)]
         operations: usize,
     },
 }
 
-/// What is loaded, and by whom.
+/// The options of a load.
 #[derive(Debug, clap::Args)]
 struct Load {
-    /// The module.
+    /// Path of the module
     #[arg(long)]
     module: PathBuf,
-    /// What the clients' choices are drawn from.
+    /// Seed of the clients' random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many clients.
+    /// Number of clients
     #[arg(long, default_value_t = 16)]
     clients: u64,
-    /// A folder for all that was recorded where a rule was broken.
+    /// Folder for the records of runs that broke a rule
     #[arg(long, default_value = "target/records")]
     records: PathBuf,
 }
 
-/// How many violations of each rule are shown.
+/// How many violations of each rule are printed.
 const SHOWN: usize = 3;
 
 fn main() -> Result<ExitCode> {
@@ -125,9 +127,9 @@ fn main() -> Result<ExitCode> {
             let lasts = Duration::from_secs(seconds);
             let report = Campaign { program, lasts, seed, workers: clients, faults }.run()?;
             println!("{} operations, {} locks granted, seed {seed}", report.history.operations.len(), report.locks);
-            let came_of_it = tell(&report.violations);
-            tell_where(report.keep(&records, &format!("run {seed}"))?.as_deref());
-            Ok(came_of_it)
+            let outcome = print_violations(&report.violations);
+            print_record(report.keep(&records, &format!("run {seed}"))?.as_deref());
+            Ok(outcome)
         }
         Command::Faults { load: Load { module, seed, clients, records }, servers, seconds, write, names } => {
             let lasts = Duration::from_secs(seconds);
@@ -145,7 +147,7 @@ fn main() -> Result<ExitCode> {
         Command::Soak { load: Load { module, seed, clients, .. }, server, minutes } => {
             let program = Program::alone(server, module);
             let soaked = soak::soak(&program, Duration::from_secs_f64(60.0 * minutes), seed, clients, show_sample)?;
-            // What is added makes of -0 a 0.
+            // Adding 0 turns -0 into 0.
             let by_hour =
                 |value: fn(&Sample) -> f64| (soak::slope_by_hour(&soaked.samples, value) / 1024.0).round() + 0.0;
             println!("used_memory grows by {} KiB an hour", by_hour(|sample| sample.used));
@@ -154,9 +156,9 @@ fn main() -> Result<ExitCode> {
                 println!("in PINGs, a pair at the end takes {slowdown:.2} of what it took at the start");
             }
             if !soak::is_long_enough(&soaked.samples) {
-                println!("too few rounds to say whether memory grows or the server slows down: that was not checked");
+                println!("too few rounds to check whether memory grows or the server slows down");
             }
-            Ok(tell(&soaked.violations))
+            Ok(print_violations(&soaked.violations))
         }
         Command::Mutants { server, seconds, seed, write, names } => {
             let root = root()?;
@@ -170,19 +172,19 @@ fn main() -> Result<ExitCode> {
             let began = Instant::now();
             let violations = rules::check(&mut history);
             println!("{} operations checked in {:.1} s", history.operations.len(), began.elapsed().as_secs_f64());
-            Ok(tell(&violations))
+            Ok(print_violations(&violations))
         }
     }
 }
 
-/// The root of the tree that this program is of.
+/// The root of the source tree of this program.
 fn root() -> Result<PathBuf> {
     Ok(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?)
 }
 
-/// A server's name and its program.
+/// Parses the name of a server and its program.
 fn named(text: &str) -> Result<(String, PathBuf), String> {
-    let (name, program) = text.split_once('=').ok_or("it is NAME=PROGRAM")?;
+    let (name, program) = text.split_once('=').ok_or("expected NAME=PROGRAM")?;
     Ok((name.into(), program.into()))
 }
 
@@ -210,12 +212,13 @@ fn show_row(row: &Row) {
         row.violations.len()
     );
     if !row.violations.is_empty() {
-        tell(&row.violations);
-        tell_where(row.record.as_deref());
+        print_violations(&row.violations);
+        print_record(row.record.as_deref());
     }
 }
 
-/// Shows each mutant as soon as it was tried, and writes their lines of the table. Fails if one of them is not caught.
+/// Prints the result of each mutant as soon as it exists, and writes their lines of the table.
+/// Fails if one of them is not caught.
 fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Result<ExitCode> {
     let is_wanted = |mutant: &Mutant| names.is_empty() || names.iter().any(|name| mutant.name.contains(name));
     let there = mutants::all(&trial.root)?;
@@ -234,10 +237,10 @@ fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Res
         let said = if verdict.is_caught() { "caught" } else { "NOT CAUGHT" };
         println!("{:24} {said:10} {}", mutant.name, mutant.what);
         for tried in &verdict.histories {
-            println!("{:24} {}: {}", "", tried.fault.name(), tried.told());
+            println!("{:24} {}: {}", "", tried.fault.name(), tried.summary());
         }
         for tested in &verdict.tests {
-            println!("{:24} test: {}", "", tested.told());
+            println!("{:24} test: {}", "", tested.summary());
         }
         if let Some(worlds) = &verdict.worlds {
             println!("{:24} worlds: {}", "", if worlds.is_empty() { "nothing" } else { worlds });
@@ -254,13 +257,13 @@ fn show_mutants(trial: &Trial, names: &[String], document: Option<&Path>) -> Res
     Ok(if caught == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn tell_where(record: Option<&Path>) {
+fn print_record(record: Option<&Path>) {
     if let Some(record) = record {
-        println!("all that was recorded: {}", record.display());
+        println!("record: {}", record.display());
     }
 }
 
-fn tell(violations: &[Violation]) -> ExitCode {
+fn print_violations(violations: &[Violation]) -> ExitCode {
     let mut by_rule: BTreeMap<_, Vec<&str>> = BTreeMap::new();
     for Violation { rule, story } in violations {
         by_rule.entry(*rule).or_default().push(story);

@@ -1,21 +1,25 @@
-//! Builds that are wrong on purpose, and which rule notices.
+//! Builds that are broken on purpose, and the checks that notice them.
 //!
-//! Each is a patch in `verify/check/mutants/`, applied to a copy of the tree, so nothing of it is in the product. The first line of a
-//! patch says what is wrong. What touches the core is shown to the small worlds as well (`core/src/engine/tests/worlds/`), which have to
-//! notice it.
+//! Each mutant is a patch in `verify/check/mutants/`, applied to a copy of the tree, so the product
+//! contains nothing of it. The first line of a patch says what is wrong. If a patch changes the
+//! core, the small worlds (`core/src/engine/tests/worlds/`) have to notice it too. A line `Worlds:
+//! no, …` says why they cannot.
 //!
-//! Clients work on a mutant while the wall clock steps, unless lines `Fault: …` in the head of its patch name other faults: then they do
-//! so once under each, and have to notice it under each, if need be at a second try that is longer. The rules ask for less where more goes wrong, and that shows whether what is left of
-//! them can fail. `Fault: each` stands for all that there are. A line `Worlds: no, …` says why the small worlds cannot notice a mutant of the
-//! core. What is wrong in the client is shown to what the processes of clients see.
+//! By default, clients work on a mutant while the wall clock steps. Lines `Fault: …` in the head of
+//! the patch name other faults: the clients then work once under each of them, and have to notice
+//! the mutant under each, if need be in a second, longer run. The rules demand less where more goes
+//! wrong; this shows that the rest can still fail. `Fault: each` stands for all faults. If a patch
+//! changes the client, the processes of clients are built with it.
 //!
-//! Lines `Rule: …` name rules: one of them has to be broken under each fault that a mutant has to be noticed under. Without such a line it may be any
-//! rule. That the server answers is no rule about locks, and counts only where a line names it.
+//! Lines `Rule: …` name rules. Under each fault of the patch, one of these rules has to be broken.
+//! Without such a line any rule counts, except that the server answers: that is no rule about
+//! locks, and counts only if a line names it.
 //!
-//! Lines `Lemma: …` name the step of the proof in docs/guarantees.md that the mutant breaks. Each step needs one.
+//! Lines `Lemma: …` name the step of the proof in docs/guarantees.md that the mutant breaks. Each
+//! step needs a mutant.
 //!
-//! Lines `Test: …` name tests of the module that have to fail (`tests/`). What names tests and no fault is about a server's own state, and is
-//! shown to no clients.
+//! Lines `Test: …` name tests of the module (`tests/`) that have to fail. A mutant that names tests
+//! but no fault changes only the server's own state, and no clients work on it.
 
 mod table;
 
@@ -34,106 +38,110 @@ use crate::drive::server::Program;
 use crate::history::Rule;
 use crate::tree::{self, git};
 
-/// The profile of the workspace that mutants are built with: quickly.
+/// The workspace profile that builds mutants: it compiles quickly.
 const PROFILE: &str = "mutant";
 
-/// How many states of small worlds a mutant of the core is shown to. Most are found among the first ones.
+/// How many states of the small worlds a mutant of the core is tried in. Most mutants are noticed
+/// within the first number.
 const STATES: [&str; 2] = ["16000", "160000"];
 
-/// The steps of the proof in docs/guarantees.md that failovers leave one holder. Each has a mutant that breaks it.
+/// The steps of the proof in docs/guarantees.md that failovers leave one holder. Each has a mutant
+/// that breaks it.
 const LEMMAS: [&str; 4] = ["1", "2", "3", "4"];
 
-/// So many times as long clients work the second time.
-const SECOND_TIME: u32 = 4;
+/// The second run of clients takes this many times as long as the first.
+const RETRY_FACTOR: u32 = 4;
 
-/// What to show the mutants to.
+/// How mutants are built and tried.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// The root of the tree.
+    /// The root of the source tree.
     pub root: PathBuf,
-    /// Where to build.
+    /// The folder for builds.
     pub target: PathBuf,
     /// The server's program.
     pub server: PathBuf,
-    /// For how long clients work on each.
+    /// How long clients work on each mutant.
     pub lasts: Duration,
-    /// What the clients' choices are drawn from.
+    /// The seed of the clients' random choices.
     pub seed: u64,
 }
 
-/// A patch.
+/// A mutant: a patch and the checks that have to notice it.
 #[derive(Clone, Debug)]
 pub struct Mutant {
-    /// Its file, without the ending.
+    /// The name of its file, without the extension.
     pub name: String,
-    /// What is wrong with it.
+    /// The first line of the patch, which says what is wrong.
     pub what: String,
     path: PathBuf,
     is_for_worlds: bool,
     is_in_client: bool,
-    /// Those that its patch names; none if it names none.
+    /// The faults that its patch names; empty if none.
     faults: Vec<Faults>,
     /// The rules that its patch names: one of them has to notice it.
     pub rules: Vec<Rule>,
     /// Tests of the module that its patch names.
     tests: Vec<String>,
-    /// Steps of the proof in docs/guarantees.md that do not hold for it.
+    /// The steps of the proof in docs/guarantees.md that it breaks.
     lemmas: Vec<String>,
 }
 
-/// Which rules were violated in the histories of clients that worked under a fault.
+/// The rules that were violated in the histories of clients that worked under one fault.
 #[derive(Clone, Debug)]
 pub struct Histories {
     /// The fault.
     pub fault: Faults,
     /// The rules.
     pub rules: Vec<Rule>,
-    /// One of those has noticed the mutant that have to.
+    /// Whether a rule that has to notice the mutant was broken.
     is_noticed: bool,
-    /// The histories have to notice the mutant under this fault, since its patch names it.
+    /// Whether the histories have to notice the mutant under this fault, because its patch names
+    /// it.
     is_wanted: bool,
 }
 
-/// What came of a test of the module.
+/// The result of one test of the module.
 #[derive(Clone, Debug)]
 pub struct Tested {
     /// The test, as `cargo test` names it.
     pub name: String,
-    /// Whether it has failed, as it has to.
+    /// Whether it failed, as it has to.
     pub has_failed: bool,
 }
 
-/// Who has noticed a mutant.
+/// The checks that noticed a mutant.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// What was seen under each fault that it was tried under.
+    /// The result under each fault that it was tried under.
     pub histories: Vec<Histories>,
-    /// What came of the tests that its patch names.
+    /// The results of the tests that its patch names.
     pub tests: Vec<Tested>,
-    /// What the small worlds say; `None` if they are not asked.
+    /// The finding of the small worlds: empty if they found nothing, `None` if they were not run.
     pub worlds: Option<String>,
 }
 
 impl Histories {
-    /// The rules in a line.
+    /// The broken rules in one line.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn summary(&self) -> String {
         let names: Vec<&str> = self.rules.iter().map(|rule| rule.name()).collect();
         if names.is_empty() { table::NOTHING.into() } else { names.join("; ") }
     }
 }
 
 impl Tested {
-    /// The test in a line, if it has noticed the mutant.
+    /// The test in one line, if it noticed the mutant.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn summary(&self) -> String {
         if self.has_failed { format!("`{}` fails", self.name) } else { table::NOTHING.into() }
     }
 }
 
 impl Verdict {
-    /// Whether those have noticed who have to: the small worlds what is wrong in the core, the histories what is wrong around it, and
-    /// whatever names a fault, under that fault; and each test that it names.
+    /// Whether every check that has to notice the mutant did: the small worlds for a mutant of the
+    /// core, the histories for other mutants and under each fault that the patch names, and each
+    /// test that it names.
     #[must_use]
     pub fn is_caught(&self) -> bool {
         !self.histories.iter().any(|tried| self.misses(tried))
@@ -141,17 +149,18 @@ impl Verdict {
             && self.worlds.as_ref().is_none_or(|said| !said.is_empty())
     }
 
-    /// Whether the histories under a fault have not noticed what they have to.
+    /// Whether the histories under a fault missed a mutant that they have to notice.
     fn misses(&self, tried: &Histories) -> bool {
         !tried.is_noticed && (tried.is_wanted || self.worlds.is_none())
     }
 }
 
-/// The patches of a tree, by name.
+/// Returns the patches of a tree, sorted by name.
 ///
 /// # Errors
 ///
-/// If one of them cannot be read.
+/// If a patch cannot be read, or names an unknown fault or rule, or if no patch breaks one of the
+/// lemmas.
 pub fn all(root: &Path) -> Result<Vec<Mutant>> {
     let mut mutants = Vec::new();
     for entry in fs::read_dir(root.join("verify/check/mutants"))? {
@@ -187,7 +196,7 @@ fn faults<'n>(named: impl Iterator<Item = &'n str>) -> Result<Vec<Faults>> {
             faults.extend(Faults::EACH);
         } else {
             let known = Faults::EACH.into_iter().find(|known| known.name() == name);
-            faults.push(known.with_context(|| format!("there is no fault called {name}"))?);
+            faults.push(known.with_context(|| format!("unknown fault '{name}'"))?);
         }
     }
     Ok(faults)
@@ -196,11 +205,11 @@ fn faults<'n>(named: impl Iterator<Item = &'n str>) -> Result<Vec<Faults>> {
 /// The rules that a patch names.
 fn rules<'n>(named: impl Iterator<Item = &'n str>) -> Result<Vec<Rule>> {
     let known = |name: &str| Rule::ALL.into_iter().find(|rule| rule.name() == name);
-    named.map(|name| known(name).with_context(|| format!("there is no rule called {name}"))).collect()
+    named.map(|name| known(name).with_context(|| format!("unknown rule '{name}'"))).collect()
 }
 
 impl Mutant {
-    /// Whether it is noticed by rules that were broken.
+    /// Whether these broken rules notice the mutant.
     fn is_noticed_by(&self, broken: &BTreeSet<Rule>) -> bool {
         let may_notice = |rule: &&Rule| match self.rules.as_slice() {
             [] => **rule != Rule::ServerLives,
@@ -209,11 +218,11 @@ impl Mutant {
         broken.iter().any(|rule| may_notice(&rule))
     }
 
-    /// Whether the patch fits the tree.
+    /// Checks that the patch applies to the tree.
     ///
     /// # Errors
     ///
-    /// What does not fit.
+    /// If it does not apply.
     pub fn check(&self, root: &Path) -> Result<()> {
         run(git(root).args(["apply", "--check"]).arg(&self.path))
             .with_context(|| format!("{} does not apply", self.name))
@@ -221,11 +230,11 @@ impl Mutant {
 }
 
 impl Trial {
-    /// Makes a mutant, and shows it around.
+    /// Builds a mutant, and lets every check try it.
     ///
     /// # Errors
     ///
-    /// If it cannot be built. That nobody notices it is no error here.
+    /// If it cannot be built. A mutant that no check notices is not an error here.
     pub fn of(&self, mutant: &Mutant) -> Result<Verdict> {
         let tree = self.target.join("tree");
         tree::copy(&self.root, &tree)?;
@@ -249,17 +258,18 @@ impl Trial {
         Ok(Verdict { histories, tests, worlds })
     }
 
-    /// Lets clients work on a mutant under a fault; once more, and for longer, if they have to notice it and have not.
+    /// Lets clients work on a mutant under a fault; a second time, and for longer, if they have to
+    /// notice it and did not.
     fn under(&self, fault: Faults, mutant: &Mutant, program: &Program, is_wanted: bool) -> Result<Histories> {
         let mut rules = self.broken(fault, program, self.lasts)?;
         if is_wanted && !mutant.is_noticed_by(&rules) {
-            rules.extend(self.broken(fault, program, self.lasts * SECOND_TIME)?);
+            rules.extend(self.broken(fault, program, self.lasts * RETRY_FACTOR)?);
         }
         let is_noticed = mutant.is_noticed_by(&rules);
         Ok(Histories { fault, rules: rules.into_iter().collect(), is_noticed, is_wanted })
     }
 
-    /// The rules that are broken while clients work on a mutant for a while.
+    /// The rules that break while clients work on a mutant.
     fn broken(&self, faults: Faults, program: &Program, lasts: Duration) -> Result<BTreeSet<Rule>> {
         let (seed, program) = (self.seed, program.clone());
         let report = Campaign { program, lasts, seed, workers: 16, faults }.run();
@@ -270,7 +280,7 @@ impl Trial {
     /// Runs a test of the module on a mutant.
     fn test(&self, name: &str, program: &Program) -> Result<Tested> {
         let mut cargo = Command::new("cargo");
-        // Named so that what `make test` has built is not built again.
+        // These names reuse what `make test` has built.
         let program_of_tests = ["test-all", "--quiet", "--test", "module"];
         run(cargo.args(program_of_tests).arg("--no-run").current_dir(&self.root))?;
         let mut cargo = Command::new("cargo");
@@ -278,11 +288,12 @@ impl Trial {
         cargo.env("RLOCK_MODULE", &program.module).env("RLOCK_SERVER", &program.server);
         let output = cargo.current_dir(&self.root).output()?;
         let said = String::from_utf8_lossy(&output.stdout);
-        // A test that is not there does not fail, and a run without any succeeds.
+        // A test that does not exist cannot fail, and a run of no tests succeeds.
         Ok(Tested { name: name.to_owned(), has_failed: said.contains("test result: FAILED. 0 passed; 1 failed;") })
     }
 
-    /// Searches the small worlds of the core in a tree. Returns what was found, in a line; nothing if all is well.
+    /// Searches the small worlds of the core in a tree. Returns what it found, in one line; empty
+    /// if nothing.
     fn worlds(&self, tree: &Path) -> Result<String> {
         run(&mut self.cargo(tree, &["test", "--package", "rlock-core", "--lib", "--no-run"]))?;
         for states in STATES {
@@ -303,7 +314,7 @@ impl Trial {
     }
 }
 
-/// What the first assertion that fails says, without the values that it compares or shows.
+/// The message of the first assertion that fails, without the values that it compares or prints.
 fn finding(said: &str) -> String {
     let found = said.lines().skip_while(|line| !line.contains("panicked at")).nth(1).unwrap_or("a test fails").trim();
     let compares =
@@ -311,7 +322,8 @@ fn finding(said: &str) -> String {
     without_fields(compares.unwrap_or(found))
 }
 
-/// A line in which a struct that was printed is left out where nothing but it stands behind a colon, and is its name otherwise.
+/// Removes the fields of a printed struct from a line. Removes its name too if only that stands
+/// after a colon.
 fn without_fields(line: &str) -> String {
     let (mut kept, mut depth) = (String::new(), 0_usize);
     for letter in line.chars() {
@@ -332,7 +344,7 @@ fn without_fields(line: &str) -> String {
 fn run(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
     if !output.status.success() {
-        bail!("{command:?} fails:\n{}", String::from_utf8_lossy(&output.stderr));
+        bail!("{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
     }
     Ok(())
 }
@@ -356,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutant_is_noticed_by_a_rule_that_it_names() {
+    fn mutant_is_noticed_by_a_rule_that_it_names() {
         let is_noticed =
             |named: &[Rule], broken: &[Rule]| mutant(named).is_noticed_by(&broken.iter().copied().collect());
         assert!(is_noticed(&[Rule::Exclusion, Rule::Permits], &[Rule::Permits, Rule::ServerLives]));
@@ -372,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_assertion_shows_is_left_out() {
+    fn printed_values_are_left_out_of_a_finding() {
         let waits = "the head of the queue waits although it could hold";
         assert_eq!(said(&format!("{waits}: Request {{ kind: RwLock, ask: Wait {{ until_us: Some(1) }} }}")), waits);
         assert_eq!(
@@ -384,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutant_is_caught_only_if_it_is_noticed_wherever_it_has_to_be() {
+    fn mutant_is_caught_only_if_every_required_check_notices_it() {
         let tried = |rules: &[Rule], is_wanted| {
             let is_noticed = mutant(&[]).is_noticed_by(&rules.iter().copied().collect());
             Histories { fault: Faults::Kill, rules: rules.to_vec(), is_noticed, is_wanted }
@@ -395,7 +407,7 @@ mod tests {
         };
         assert!(verdict(vec![tried(&[Rule::Exclusion], false)], None).is_caught());
         assert!(!verdict(vec![tried(&[], false)], None).is_caught());
-        // What is wrong in the core need not show in histories, unless its patch says so.
+        // A mutant of the core need not show in histories, unless its patch says so.
         assert!(verdict(vec![tried(&[], false)], Some("the answer")).is_caught());
         assert!(!verdict(vec![tried(&[Rule::Exclusion], true), tried(&[], true)], Some("the answer")).is_caught());
         assert!(!verdict(vec![tried(&[Rule::Exclusion], true)], Some("")).is_caught());

@@ -1,4 +1,5 @@
-//! What was recorded, as lines for a person: where a rule was broken, they show what else went on at that moment.
+//! The record of a run, as lines for a person. Where a rule was broken, they show what else
+//! happened at that moment.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -8,20 +9,21 @@ use anyhow::{Context, Result};
 
 use crate::history::{Key, Operation};
 
-/// Everything that clients recorded, before anything is left out for the rules, and what was done to the servers.
+/// Everything that clients recorded, before anything is removed for the rules, and the faults
+/// of the servers.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
     /// The locks.
     pub keys: Vec<Key>,
-    /// What was done, in any order.
+    /// The operations, in any order.
     pub operations: Vec<Operation>,
-    /// What was done to the servers: from when, until when, and what.
+    /// The faults and pauses of the servers: begin, end, and description.
     pub spans: Vec<(u64, u64, &'static str)>,
 }
 
 impl Record {
-    /// Writes it into a file, a line for each call and each span, in the order in which they began: microseconds of the beginning and of
-    /// the end, and what it was.
+    /// Writes one line for each call and each span, in the order in which they began: the
+    /// microsecond of the beginning, that of the end, and a description.
     ///
     /// # Errors
     ///
@@ -29,14 +31,14 @@ impl Record {
     pub fn write(&self, path: &Path) -> Result<()> {
         let lines = self.lines();
         let write = || -> Result<()> {
-            fs::create_dir_all(path.parent().context("it lies in a folder")?)?;
+            fs::create_dir_all(path.parent().context("the path of a record has no folder")?)?;
             let mut file = BufWriter::new(File::create(path)?);
             for line in lines {
                 writeln!(file, "{line}")?;
             }
             Ok(file.flush()?)
         };
-        write().with_context(|| format!("{} could not be written", path.display()))
+        write().with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn lines(&self) -> Vec<String> {
@@ -58,7 +60,7 @@ mod tests {
     use crate::history::{Call, Kind, Mode, Outcome};
 
     #[test]
-    fn calls_stand_between_what_was_done_to_the_servers() -> Result<()> {
+    fn calls_and_faults_are_listed_in_order() -> Result<()> {
         let keys = vec![Key { name: "k".into(), kind: Kind::Mutex, permits: 1 }];
         let look = Operation {
             key: 0,

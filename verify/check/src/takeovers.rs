@@ -1,12 +1,16 @@
-//! Replication is asynchronous: a server that takes over from one that died may not have heard of its last changes. What was acknowledged
-//! before is not relied on afterwards. So at each takeover
+//! Takeovers: a server replaces one that died.
 //!
-//! - what somebody surely held ends, as far as it is known: it may be given to another owner, with a higher token;
-//! - a request that was under way has no answer that counts;
-//! - an owner that had asked for something before proves nothing by what it asks for later, but may hold by it. The tokens that it is granted
-//!   then are higher, as anybody's.
+//! Replication is asynchronous, so the new server may lack the latest changes of the old one.
+//! Changes that were acknowledged before the takeover are not relied on afterwards. At each
+//! takeover
 //!
-//! All other rules go on: tokens rise over all servers, nobody holds beside another on one server, and nobody waits for what is free.
+//! - every known hold ends: another owner may be granted the lock, with a higher token;
+//! - a request without an answer counts as unknown;
+//! - the later calls of an owner that had already asked before prove nothing, although it may hold
+//!   by them. Their tokens still have to be higher.
+//!
+//! All other rules stay: tokens rise across all servers, one server never grants two owners at
+//! once, and no request waits for a free lock.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,14 +19,15 @@ use crate::timeline::{Grant, Possible};
 
 const US_PER_MS: u64 = 1000;
 
-/// Pairs of moments as spans: from when the old server was lost until the new one was there.
+/// Turns pairs of moments into spans: from the loss of the old server until the new one was ready.
 pub fn spans(takeovers_us: &[u64]) -> impl Iterator<Item = Possible> {
     let pairs = takeovers_us.chunks_exact(2);
     pairs.filter_map(|pair| Some(Possible { from_us: *pair.first()?, until_us: *pair.get(1)? }))
 }
 
-/// Takes out of a history what does not count. Takeovers are pairs: when the old server was killed, and when the new one was there. Returns what was
-/// granted later to owners of whom nothing else counts any more, with their keys.
+/// Removes the operations that do not count. Takeovers are pairs: when the old server was killed,
+/// and when the new one was ready. Returns the later grants, with their keys, of owners whose other
+/// calls do not count.
 pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) -> Vec<(u32, Grant)> {
     let spans: Vec<Possible> = spans(takeovers_us).collect();
     if spans.is_empty() {
@@ -37,7 +42,7 @@ pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) -> Vec<(u32
     operations.sort_by_key(|one| one.answered_us);
     operations.retain_mut(|one| {
         let first_us = first_sent_us.get(&(one.key, one.owner)).copied().unwrap_or(0);
-        // The first takeover that this owner has seen.
+        // The first takeover since this owner's first call.
         let Some(Possible { from_us: killed_us, .. }) = spans.iter().copied().find(|span| span.until_us > first_us)
         else {
             return true;
@@ -47,19 +52,21 @@ pub fn forget(operations: &mut Vec<Operation>, takeovers_us: &[u64]) -> Vec<(u32
             end_at(one, killed_us);
             return true;
         }
-        // What was begun before is over for whoever began it.
+        // A request that began before the takeover has no answer that counts.
         one.outcome = Outcome::Unknown;
         one.sent_us < killed_us || matches!(one.call, Call::Acquire { .. })
     });
     forgotten.grants
 }
 
-/// What is left of owners that had asked for something before a takeover, by the calls that were looked at, in the order of their answers.
+/// The grants of owners that had asked before a takeover, from the calls seen so far, in the order
+/// of their answers.
 #[derive(Default)]
 struct Forgotten {
-    /// The tokens that are known of each: what is granted again has one of them.
+    /// The known tokens of each owner. A repeated grant has one of them.
     known: HashSet<(u32, u64, u64)>,
-    /// When those that have no answer were sent for the first time: what is granted later may have been granted by them.
+    /// When each owner first sent a request that got no answer. A later answer may report that
+    /// request's grant.
     unanswered_us: HashMap<(u32, u64), u64>,
     grants: Vec<(u32, Grant)>,
 }
@@ -70,7 +77,8 @@ impl Forgotten {
         if let Outcome::Granted(token) = outcome {
             let is_new = self.known.insert((key, owner, token));
             if is_new && answered_us > killed_us {
-                // One that was sent later may have been lost sooner, as a CANCEL of this very wait.
+                // A request that was sent later may have been lost earlier, such as a CANCEL of
+                // this wait.
                 let sent_us = self.unanswered_us.get(&(key, owner)).map_or(sent_us, |earlier| sent_us.min(*earlier));
                 let grant = Grant {
                     owner,
@@ -91,7 +99,7 @@ impl Forgotten {
     }
 }
 
-/// What was granted is relied on until then at most.
+/// A grant is relied on until the takeover at the latest.
 fn end_at(one: &mut Operation, killed_us: u64) {
     let left_ms = killed_us.saturating_sub(one.sent_us) / US_PER_MS;
     if let (Call::Renew { .. }, Outcome::Number(told_ms)) = (one.call, &mut one.outcome) {
@@ -143,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_may_be_given_again_after_a_takeover_and_not_before() {
+    fn lock_may_be_granted_again_after_a_takeover_and_not_before() {
         let both = [granted(1, 10_000, 5), granted(2, 50_000, 6)];
         assert_eq!(rules_broken(&both, &[]), [Rule::Exclusion]);
         assert_eq!(rules_broken(&both, &[30_000, 40_000]), []);
@@ -151,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_giving_up_does_not_hold_any_more() {
+    fn owner_that_was_releasing_no_longer_holds() {
         let release =
             Operation { call: Call::Release { count: 1, token: None, request_id: None }, ..granted(1, 20_000, 5) };
         let release = Operation { answered_us: 35_000, outcome: Outcome::Unknown, ..release };
@@ -161,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_not_given_again_by_another_server() {
+    fn another_server_does_not_repeat_a_token() {
         let both = [granted(1, 10_000, 5), granted(2, 50_000, 5)];
         assert_eq!(rules_broken(&both, &[30_000, 40_000]), [Rule::TokensRise]);
         let lower = [granted(1, 10_000, 5), granted(2, 50_000, 4)];
@@ -169,31 +177,32 @@ mod tests {
     }
 
     #[test]
-    fn tokens_rise_for_those_too_who_had_asked_before() {
-        let told = |between: &[Operation], token| {
-            let mut told = vec![granted(1, 10_000, 5), granted(3, 20_000, 9), granted(1, 50_000, token)];
-            told[1].key = 1;
-            told.extend(between);
-            rules_broken(&told, &[30_000, 40_000])
+    fn tokens_rise_for_owners_that_asked_before_a_takeover() {
+        let broken = |between: &[Operation], token| {
+            let mut all = vec![granted(1, 10_000, 5), granted(3, 20_000, 9), granted(1, 50_000, token)];
+            all[1].key = 1;
+            all.extend(between);
+            rules_broken(&all, &[30_000, 40_000])
         };
-        assert_eq!(told(&[], 10), []);
-        assert_eq!(told(&[], 5), [], "it holds still");
-        assert_eq!(told(&[], 8), [Rule::TokensRise]);
+        assert_eq!(broken(&[], 10), []);
+        assert_eq!(broken(&[], 5), [], "it still holds");
+        assert_eq!(broken(&[], 8), [Rule::TokensRise]);
         let unanswered = Operation { outcome: Outcome::Unknown, ..granted(1, 15_000, 0) };
-        assert_eq!(told(&[unanswered], 8), [], "it may have been granted before");
+        assert_eq!(broken(&[unanswered], 8), [], "it may have been granted before");
     }
 
-    /// Owner 1 waits, and its CANCEL is lost with the old server. Its grant is told late: another key had a higher token by then.
+    /// Owner 1 waits, and its CANCEL is lost with the old server. It learns of its grant late, when
+    /// another key already has a higher token.
     #[test]
-    fn a_cancel_that_was_lost_makes_no_grant_a_later_one() {
-        let told = |waits_from_us| {
+    fn lost_cancel_does_not_make_a_grant_later() {
+        let broken = |waits_from_us| {
             let waited = Operation { answered_us: 39_000, sent_us: waits_from_us, ..granted(1, 0, 8) };
             let cancel = Call::Cancel { is_waiting: false };
             let cancel = Operation { call: cancel, outcome: Outcome::Unknown, ..granted(1, 37_000, 0) };
             let other = Operation { key: 1, sent_us: 36_000, answered_us: 36_500, ..granted(3, 0, 9) };
             rules_broken(&[waited, cancel, other], &[30_000, 40_000])
         };
-        assert_eq!(told(10_000), []);
-        assert_eq!(told(36_600), [Rule::TokensRise]);
+        assert_eq!(broken(10_000), []);
+        assert_eq!(broken(36_600), [Rule::TokensRise]);
     }
 }

@@ -1,15 +1,21 @@
-//! From the calls of each owner to spans of time.
+//! Turns the calls of each owner into spans of time.
 //!
-//! A hold *surely* lasts from the moment its grant was known to the client until it begins to give it up, or until its lease,
-//! counted from the sending of the last request that renewed it, is over: that is what a client may believe. If it gives up by closing the
-//! connection of its session, the grace counts too, where no connection is lost by itself. For those who wait, a hold lasts from the answer to its
-//! request, until its release was answered or the lease, counted from the last answer, is over. What was not answered may be a hold, from the
-//! moment it was sent (if it waited: from shortly before the answer failed to come).
+//! A client may believe that it holds from the moment at which it receives the grant. This *sure*
+//! span ends when it begins to release, or when the lease expires, counted from the sending of the
+//! last request that renewed it. If the client releases by closing the connection of its session,
+//! the grace counts too, provided that connections are never lost by themselves.
 //!
-//! An owner makes one call at a time, so its calls in the order of their answers are the order in which they took effect.
+//! For waiters, a hold is *possible* from the answer to its request until the answer to its
+//! release, or until its lease, counted from the last answer, expired. A request without an answer
+//! may be a hold, from the moment it was sent (if it waited: from shortly before the answer failed
+//! to arrive).
 //!
-//! `owner.rs` says what is known of an owner, and there is a file for what each group of commands tells: `asked.rs` (ACQUIRE), `given_up.rs`
-//! (RELEASE, and the end of a session), `kept.rs` (RELEASE with KEEP), `lease.rs` (RENEW and HOLDS), and `meant.rs` (TOKEN and CANCEL).
+//! An owner makes one call at a time, so its calls in the order of their answers are the order in
+//! which they took effect.
+//!
+//! `owner.rs` has the known state of an owner. Each group of commands has a file: `asked.rs`
+//! (ACQUIRE), `given_up.rs` (RELEASE, and the end of a session), `kept.rs` (RELEASE with KEEP),
+//! `lease.rs` (RENEW and HOLDS), and `meant.rs` (TOKEN and CANCEL).
 
 mod answers;
 mod asked;
@@ -30,10 +36,10 @@ use self::owner::{Circumstances, Owner};
 pub use self::spans::{Addition, Belief, Denied, Grant, Missed, Overlooked, Possible, Wait};
 use crate::history::{Call, History, Kind, Operation, Outcome, Violation};
 
-/// How late an answer may be on a busy machine before that counts as a fault.
+/// How late an answer may be on a busy machine before it counts as a fault.
 pub const SLACK_US: u64 = 2_000_000;
 
-/// How much later than by the clock of its client the server may take a lease for over.
+/// How long after its end by the client's clock a lease may still count at the server.
 const LEASE_SLACK_US: u64 = 10_000;
 
 const US_PER_MS: u64 = 1000;
@@ -41,29 +47,30 @@ const US_PER_MS: u64 = 1000;
 /// What happened on one key.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
-    /// Which key.
+    /// Index of the key.
     pub key: u32,
-    /// Who surely held.
+    /// The spans in which an owner surely held.
     pub beliefs: Vec<Belief>,
-    /// When it may have been held.
+    /// The spans in which the lock may have been held.
     pub possible: Vec<Possible>,
     /// Every new hold.
     pub grants: Vec<Grant>,
-    /// Every addition to a hold that had to stand in line.
+    /// Every addition to a hold that had to wait in the queue.
     pub additions: Vec<Addition>,
-    /// Every request that waited in vain.
+    /// Every waiting request that got nil.
     pub denied: Vec<Denied>,
-    /// From the first request of each owner that may have got something until it may have had it for the last time.
+    /// One span per owner: from its first request that may have been granted until it can no longer
+    /// have held.
     pub taken: Vec<Possible>,
-    /// Every request that did not want to wait, and was in vain.
+    /// Every request without a wait that got nil.
     pub missed: Vec<Missed>,
-    /// Every request that waited.
+    /// Every waiting request.
     pub waits: Vec<Wait>,
-    /// Every one that CANCEL did not find.
+    /// Every waiting request that CANCEL did not find.
     pub overlooked: Vec<Overlooked>,
-    /// Until when the owner that is looked at may have had anything.
+    /// Until when the current owner may have held.
     had_until_us: Option<u64>,
-    /// How much later than it is known for a lease may be over for others.
+    /// How much later than its owner assumes a lease may expire for others.
     lease_slack_us: u64,
     /// See [`History::takeovers`].
     takeovers: Vec<Possible>,
@@ -71,7 +78,8 @@ pub struct Timeline {
     may_leave: bool,
 }
 
-/// Sorts the operations, and calls `each` with what happened on each key. Returns what contradicts itself already.
+/// Sorts the operations, and calls `each` with the timeline of each key. Returns the contradictions
+/// that are already visible in the calls of one owner.
 pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<Violation>)) -> Vec<Violation> {
     let mut violations = Vec::new();
     let may_leave = history.is_of_several_servers;
@@ -86,11 +94,12 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
         leases_outlast_us: history.leases_outlast_us + LEASE_SLACK_US,
     };
     let is_undisturbed = circumstances.is_undisturbed;
-    // What is lost with a client or a server lasts longer than is known here.
+    // A hold that is lost with a client or a server lasts longer than its client can know.
     let lease_slack_us = if is_undisturbed { LEASE_SLACK_US } else { SLACK_US };
     operations.sort_unstable_by_key(|one| (one.key, one.owner, one.answered_us, one.sent_us));
     let of_many = owners_of_many_keys(operations);
-    // Where nothing fails no hold is lost with its client, so that a request for many keys waits for no lease.
+    // Where nothing fails, no hold is lost with its client, so no request for many keys waits for a
+    // lease to expire.
     let excuses = if is_undisturbed { HashMap::new() } else { excuses(operations, &of_many, circumstances) };
     for of_key in operations.chunk_by(|a, b| a.key == b.key) {
         let Some(first) = of_key.first() else { continue };
@@ -120,18 +129,18 @@ pub fn each_key(history: &mut History, mut each: impl FnMut(&Timeline, &mut Vec<
 }
 
 impl Timeline {
-    /// Notes that the lock may have been held until a lease was over.
+    /// Notes that the lock may have been held until a lease expired.
     fn may_be_held(&mut self, from_us: u64, until_us: u64) {
         self.possible.push(Possible { from_us, until_us });
         self.may_be_taken(until_us.saturating_add(self.lease_slack_us));
     }
 
-    /// Notes that the owner that is looked at may have had something until then.
+    /// Notes that the current owner may have held until then.
     fn may_be_taken(&mut self, until_us: u64) {
         self.had_until_us = self.had_until_us.max(Some(until_us));
     }
 
-    /// Notes that the lock may have been held until its owner was told that it has given it up.
+    /// Notes that the lock may have been held until its owner received the answer to its release.
     fn was_given_up(&mut self, from_us: u64, until_us: u64) {
         self.possible.push(Possible { from_us, until_us });
         let may_lose = |takeover: &Possible| takeover.from_us <= until_us + SLACK_US && until_us <= takeover.until_us;
@@ -139,11 +148,12 @@ impl Timeline {
         self.may_be_taken(until_us.saturating_add(late_us));
     }
 
-    /// Notes when an owner may have had anything, of whom everything else is noted.
+    /// Notes when the current owner may have held, once all of its calls are noted.
     fn note_taken(&mut self, of_owner: &[Operation], is_of_many: bool, is_undisturbed: bool) {
         let held = self.had_until_us.take();
         let acquisitions = || of_owner.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
-        // Where a lock goes to another server, whoever waits asks anew there. Its place has gone with the lock, and may be there before.
+        // If a lock moves to another server, each waiter asks again there. Its place moved with the
+        // lock, and may be there before it.
         let from_us = |one: &Operation| match one.call {
             Call::Acquire { block_ms: Some(block_ms), .. } if self.may_leave => {
                 one.sent_us.saturating_sub(block_ms * US_PER_MS)
@@ -151,11 +161,13 @@ impl Timeline {
             _ => one.sent_us,
         };
         let Some(from_us) = acquisitions().map(from_us).min() else { return };
-        // It was granted for a moment, or waited for another key at the head of this one's queue.
+        // The request was granted for a moment, or waited at the head of this key's queue for
+        // another key.
         let was_there = |one: &&Operation| is_of_many || one.outcome == Outcome::Undone;
         let briefly = acquisitions().filter(was_there).map(|one| one.answered_us);
-        // A place is there for longer than is known here, and nobody else gets what is offered to it; but where nothing fails it ends with the CANCEL
-        // that has found it.
+        // A place may last longer than its client can know, and no other owner gets the lock while
+        // it is offered to that place. But where nothing fails, the place ends with the CANCEL that
+        // found it.
         let keeps_place = |one: &Operation| matches!(one.call, Call::Acquire { keeps_place: true, .. });
         let has_ended = |one: &Operation| {
             is_undisturbed && matches!((one.call, one.outcome), (Call::Cancel { .. }, Outcome::Number(1..)))
@@ -168,7 +180,7 @@ impl Timeline {
     }
 }
 
-/// The owners that have asked for many keys at once.
+/// The owners that have requested many keys at once.
 fn owners_of_many_keys(operations: &[Operation]) -> HashSet<u64> {
     let mut keys: HashMap<u64, u32> = HashMap::new();
     let mut has_other_key = |one: &Operation| *keys.entry(one.owner).or_insert(one.key) != one.key;

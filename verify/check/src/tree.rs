@@ -1,4 +1,4 @@
-//! Copies of the tree, for builds that are wrong on purpose.
+//! Copies of the source tree, for builds that are broken on purpose.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ pub fn copy(from: &Path, to: &Path) -> Result<()> {
     let listed = String::from_utf8(listed.stdout)?;
     let mut kept = BTreeSet::new();
     for name in listed.lines() {
-        // A deleted file that git still lists is left out.
+        // git also lists deleted files. They are skipped.
         let Ok(text) = fs::read(from.join(name)) else {
             continue;
         };
@@ -34,7 +34,7 @@ pub fn copy(from: &Path, to: &Path) -> Result<()> {
     remove_others(to, &kept)
 }
 
-/// Removes the files of a folder that are not to be kept.
+/// Removes the files of a folder that are not in `kept`.
 fn remove_others(folder: &Path, kept: &BTreeSet<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -48,7 +48,7 @@ fn remove_others(folder: &Path, kept: &BTreeSet<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// git in a folder; a copy inside of a repository is not taken for a part of it.
+/// A git command in a folder. It does not treat a copy inside a repository as a part of it.
 #[must_use]
 pub fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_follows_the_tree() {
+    fn copy_follows_the_tree() {
         let [tree, copy] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         assert!(git(tree.path()).args(["init", "--quiet"]).status().unwrap().success());
         fs::create_dir_all(tree.path().join("a")).unwrap();

@@ -1,4 +1,5 @@
-//! The rules about what a run sees of its servers, and not of its clients, are seen to fail: on servers that are made up.
+//! Made-up servers break the rules about what a run observes of its servers, and not of its
+//! clients.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -9,10 +10,10 @@ use rlock_check::drive::parade;
 use rlock_check::drive::wire::Connection;
 use rlock_check::history::{Key, Kind, Rule, Violation};
 
-/// Answers each command, all of whose words it is given, as it comes on the wire.
+/// The answer to each command. The argument is the command's words, joined by spaces.
 type Answers = fn(&str) -> String;
 
-/// A server that answers so.
+/// A server that gives these answers.
 fn server(answers: Answers) -> Connection {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let address: SocketAddr = listener.local_addr().expect("an address");
@@ -25,7 +26,7 @@ fn serve(stream: &TcpStream, answers: Answers) {
     let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
     while let Some(head) = lines.next() {
         let count: usize = head.trim_start_matches('*').parse().expect("a number of words");
-        // Each word has its length ahead.
+        // The length of each word precedes it.
         let words: Vec<String> = lines.by_ref().take(2 * count).skip(1).step_by(2).collect();
         let is_ours = words.first().is_some_and(|word| word.starts_with('R'));
         let answer = if is_ours { answers(&words.join(" ")) } else { "+OK\r\n".to_owned() };
@@ -43,9 +44,9 @@ fn broken(violations: &[Violation]) -> Vec<Rule> {
 }
 
 const NOTHING: &str = "*-1\r\n";
-const READONLY: &str = "-READONLY it decides nothing\r\n";
+const READONLY: &str = "-READONLY a replica decides nothing\r\n";
 
-/// What INFO says of a lock, as far as anybody looks.
+/// An answer of INFO, with the fields that the checks read.
 fn held_by(owner: &str, lease_ms: u32) -> String {
     let holder = format!("*4\r\n+owner\r\n+{owner}\r\n+lease-ms\r\n:{lease_ms}\r\n");
     format!("*4\r\n+kind\r\n+mutex\r\n+holders\r\n*1\r\n{holder}")
@@ -59,9 +60,9 @@ fn compared(replica: Answers) -> Vec<Rule> {
 }
 
 #[test]
-fn a_replica_that_has_another_holder_or_none() {
+fn replica_with_another_holder_or_none_is_reported() {
     assert_eq!(compared(|_| held_by("a", 8900)), []);
-    // Both take as long as a replica may be behind.
+    // Both take as long as a replica may lag behind.
     let (another, none) =
         (thread::spawn(|| compared(|_| held_by("b", 9000))), thread::spawn(|| compared(|_| NOTHING.to_owned())));
     assert_eq!(another.join().expect("no panic"), [Rule::ReplicaAgrees]);
@@ -69,7 +70,7 @@ fn a_replica_that_has_another_holder_or_none() {
 }
 
 #[test]
-fn a_replica_that_gives_a_lock() {
+fn replica_that_grants_a_lock_is_reported() {
     let asked = |replica: Answers| {
         let mut violations = Vec::new();
         parade::intrude(&mut server(replica), &mut violations).expect("it answers");
@@ -77,17 +78,13 @@ fn a_replica_that_gives_a_lock() {
     };
     assert_eq!(asked(|_| READONLY.to_owned()), []);
     assert_eq!(asked(|_| ":5\r\n".to_owned()), [Rule::ReplicaDecidesNothing]);
-    assert_eq!(
-        asked(|_| "$-1\r\n".to_owned()),
-        [Rule::ReplicaDecidesNothing],
-        "that it is not free is a decision, too"
-    );
+    assert_eq!(asked(|_| "$-1\r\n".to_owned()), [Rule::ReplicaDecidesNothing], "nil is a decision too");
     let free_only = |words: &str| if words.contains("free") { ":5\r\n" } else { READONLY }.to_owned();
     assert_eq!(asked(free_only), [Rule::ReplicaDecidesNothing]);
 }
 
 #[test]
-fn what_is_held_when_everybody_has_gone() {
+fn lock_held_after_all_clients_left_is_reported() {
     let left = |kind, answers: Answers| {
         let mut violations = Vec::new();
         let key = Key { name: "k".into(), kind, permits: 1 };
@@ -101,7 +98,7 @@ fn what_is_held_when_everybody_has_gone() {
 }
 
 #[test]
-fn a_server_that_has_ended_or_complains() {
+fn server_that_ended_or_logged_a_fault_is_reported() {
     let seen = |is_alive, log| {
         let mut violations = Vec::new();
         check_life("master", is_alive, log, &mut violations);
@@ -111,7 +108,7 @@ fn a_server_that_has_ended_or_complains() {
     assert_eq!(seen(false, ""), [Rule::ServerLives]);
     assert_eq!(seen(true, "Ready\nan effect could not be applied\n"), [Rule::ReplicaAgrees]);
     assert_eq!(seen(true, "Ready\nrlock caught a bug of its own\n"), [Rule::ServerLives]);
-    // It may have been started again.
+    // The server may have been restarted.
     let crash = "=== REDIS BUG REPORT START: Cut & paste starting from here ===\nRedis 7.0.15 crashed by signal: 11\n";
     assert_eq!(seen(true, crash), [Rule::ServerLives]);
     assert_eq!(seen(true, "=== ASSERTION FAILED ===\n"), [Rule::ServerLives]);

@@ -1,7 +1,8 @@
-//! What a command is sent: refused with a text that a client can read, or options that are within their ranges and the same when they
-//! are written and read again.
+//! The arguments of a command. They are refused with a readable text, or parsed into options that
+//! are within their ranges and survive being written and parsed again.
 //!
-//! The parser is that of the module, in its own files; its words come from a list here, in place of the server's strings.
+//! The parser is the module's own, from its source files. A list here replaces the server's
+//! strings.
 
 #![no_main]
 
@@ -15,7 +16,7 @@ mod arguments;
 #[allow(dead_code, reason = "the module uses all of it")]
 mod options;
 
-/// In place of the server's strings.
+/// Replaces the server's strings.
 mod ffi {
     #[derive(Clone, Copy)]
     pub(crate) struct Arg<'a>(pub(crate) &'a [u8]);
@@ -37,7 +38,7 @@ mod ffi {
 }
 
 mod reply {
-    /// Names in errors; the module's own escapes what is not printable.
+    /// How names appear in errors. The module's own function escapes bytes that are not printable.
     pub(crate) fn shown(name: &[u8]) -> String {
         name.iter().take(64).map(|byte| format!("{byte:02x}")).collect()
     }
@@ -72,7 +73,7 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 fn text(word: &[u8]) -> &str {
-    std::str::from_utf8(word).expect("what was understood is text")
+    std::str::from_utf8(word).expect("a parsed argument is text")
 }
 
 fn is_owner(owner: &[u8]) -> bool {
@@ -94,7 +95,7 @@ fn many(args: Args<'_>, known: &[Opt]) {
     let options = options::options_of_many(args, &many, known);
     readable(options.map(|options| {
         let tokens = options.tokens().len();
-        assert!(tokens == 0 || tokens == many.keys.len(), "a token for each key");
+        assert!(tokens == 0 || tokens == many.keys.len(), "not one token per key");
         check(args, many.options_at, known, &options);
     }));
 }
@@ -107,7 +108,7 @@ fn readable(parsed: Result<(), ArgumentError>) {
 }
 
 fn check(args: Args<'_>, first: usize, known: &[Opt], options: &Options<'_>) {
-    // Written in another order, and read again.
+    // Written in another order, and parsed again.
     let mut written: Vec<Vec<u8>> =
         (0..first).map(|at| args.get(at).map_or(Vec::new(), |arg| arg.bytes().to_vec())).collect();
     for option in known.iter().rev().filter(|option| options.has(**option)) {
@@ -116,7 +117,7 @@ fn check(args: Args<'_>, first: usize, known: &[Opt], options: &Options<'_>) {
         match row.takes {
             Takes::Nothing => {}
             Takes::Integer { min, max, .. } => {
-                let integer = options.integer(*option).expect("it is given");
+                let integer = options.integer(*option).expect("the option was given");
                 assert!((min..=max).contains(&integer));
                 written.push(integer.to_string().into_bytes());
             }
@@ -125,14 +126,14 @@ fn check(args: Args<'_>, first: usize, known: &[Opt], options: &Options<'_>) {
                 written.extend(options.tokens().iter().map(|token| token.to_string().into_bytes()));
             }
             Takes::Bytes { min, max } => {
-                let bytes = options.bytes(*option).expect("it is given");
+                let bytes = options.bytes(*option).expect("the option was given");
                 assert!((min..=max).contains(&bytes.len()));
                 written.push(bytes.to_vec());
             }
         }
     }
     for (one, other) in [(Opt::Px, Opt::Ex), (Opt::Block, Opt::Queue)] {
-        assert!(!options.has(one) || !options.has(other), "they exclude each other");
+        assert!(!options.has(one) || !options.has(other), "two options that exclude each other were accepted");
     }
     let written: Vec<&[u8]> = written.iter().map(Vec::as_slice).collect();
     match options::options(Args(&written), first, known) {
@@ -141,9 +142,13 @@ fn check(args: Args<'_>, first: usize, known: &[Opt], options: &Options<'_>) {
             for option in known {
                 let values =
                     |options: &Options<'_>| (options.integer(*option), options.bytes(*option).map(<[u8]>::to_vec));
-                assert_eq!(values(&again), values(options), "what was read can be written and read");
+                assert_eq!(
+                    values(&again),
+                    values(options),
+                    "the options change when they are written and parsed again"
+                );
             }
         }
-        Err(error) => panic!("what was read cannot be read again: {}", error.text()),
+        Err(error) => panic!("parsed options cannot be parsed again: {}", error.text()),
     }
 }

@@ -1,4 +1,4 @@
-//! Sequences of commands, deadlines and disconnects: four bytes each.
+//! Sequences of commands, deadlines and disconnects, with four bytes for each.
 
 #![no_main]
 
@@ -15,14 +15,14 @@ fuzz_target!(|bytes: &[u8]| {
             take(&mut world, verb, at, who % 4, how);
         }
     }
-    // Everything has an end.
+    // Everything must come to an end.
     world.publish(true);
     for _ in 0..=LIMITS.max_waiters + LIMITS.max_places {
         world.pass(400);
         world.run_timer();
         world.publish(true);
     }
-    assert_eq!((world.engine.held(), world.engine.waiting()), (0, 0), "nothing is left");
+    assert_eq!((world.engine.held(), world.engine.waiting()), (0, 0), "something is left over");
 });
 
 fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
@@ -50,7 +50,7 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
             let request =
                 Release { verb: Verb::Release, kind, owner: &owner, mode, count, request_id, tokens: &tokens, keep_ms };
             let released = world.on(&keys, client, |engine, tx| engine.release(tx, &request));
-            assert!(!is_stale || released.is_err(), "a hold is released by its own token");
+            assert!(!is_stale || released.is_err(), "a hold was released with another token");
         }
         8 => {
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
@@ -62,7 +62,7 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
             let (tokens, is_stale) = meant(world, &keys[0], &owner, mode, how);
             let request = Renew { kind, owner: &owner, mode, lease_ms: Some(u64::from(how) + 1), tokens: &tokens };
             let renewed = world.on(&keys, client, |engine, tx| engine.renew(tx, &request));
-            assert!(!is_stale || renewed.is_err(), "a hold is renewed by its own token");
+            assert!(!is_stale || renewed.is_err(), "a hold was renewed with another token");
         }
         10 => {
             let _ = world.on(&keys, client, |engine, tx| engine.force_release(tx, Some(kind), None));
@@ -101,7 +101,7 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
     }
 }
 
-/// What TOKEN says, if it is there, and whether it is that of no hold.
+/// The TOKEN option, if given, and whether no hold has that token.
 fn meant(world: &World, key: &Key, owner: &[u8], mode: Mode, how: u8) -> (Vec<u64>, bool) {
     let token = world.token_of(key, owner, mode).unwrap_or(1);
     match how >> 6 {
@@ -120,7 +120,7 @@ fn request(world: &World, verb: Verb, (kind, mode, count): (Kind, Mode, u32), ho
     let ask = match how & 3 {
         0 => Ask::Try,
         1 if kind == Kind::Fair => Ask::Queue { life_ms: span_ms },
-        // The longest one is for ever.
+        // The longest wait is unlimited.
         _ => Ask::Wait { until_us: (span_ms < 64).then(|| world.now.after_ms(span_ms)) },
     };
     Request {
@@ -151,7 +151,7 @@ fn acquire(world: &mut World, keys: &[Key], who: u8, mut request: Request) {
             .map(|hold| (hold.token(), hold.count())),
         _ => None,
     };
-    // Others of the same owner that wait may be granted in the same step, and count.
+    // Other waiting requests of this owner may be granted in the same step, and count.
     let is_its_only_one =
         |key: &Key| world.engine.first_waiters(key.borrow(), world.now, 100).all(|waiter| waiter.owner != [who]);
     let before = held(world).filter(|_| keys.iter().all(is_its_only_one));
@@ -159,7 +159,7 @@ fn acquire(world: &mut World, keys: &[Key], who: u8, mut request: Request) {
     if let (true, Ok(Acquired::Granted(_)), Some((token, count))) = (request.is_once, &acquired, before)
         && let Some((now, counts)) = held(world).filter(|(now, _)| *now == token)
     {
-        assert!(now == token && counts <= count, "ONCE counts nothing");
+        assert!(now == token && counts <= count, "ONCE counted again");
     }
     world.note(acquired);
 }

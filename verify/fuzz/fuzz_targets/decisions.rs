@@ -1,8 +1,10 @@
-//! Sequences of commands, deadlines and disconnects, four bytes each, beside the oracles of the small worlds: what is answered, who holds and
-//! who waits is the same on both sides after each step.
+//! Sequences of commands, deadlines and disconnects, four bytes each, checked against the oracles
+//! of the small worlds. After each step both sides must agree on the answers, the holders and the
+//! waiters.
 //!
-//! A sequence keeps to what the oracles know. The first byte says which world it is: a mutex, a read-write lock and a semaphore, whose waiters
-//! are blocked, or the same with waiters that are answered on a channel; or a fair lock.
+//! A sequence uses only what the oracles support. The first byte chooses the world: a mutex, a
+//! read-write lock and a semaphore, whose waiters are blocked or answered on a channel; or a fair
+//! lock.
 
 #![no_main]
 
@@ -18,7 +20,7 @@ use rlock_fuzz::{LIMITS, World, live};
 #[allow(dead_code, reason = "the small worlds use all of it")]
 mod oracle;
 
-/// Where the oracles look for what they know of the core.
+/// The place where the oracles expect the types of the core.
 mod kind {
     pub(crate) use rlock_core::Mode;
 }
@@ -40,7 +42,7 @@ use oracle::{Oracle, Told, accept_what_is_open};
 
 const OWNERS: u8 = 4;
 const PERMITS: u32 = 3;
-/// The idle time of a semaphore that was deleted and made again.
+/// How long a semaphore that was deleted and created again may stay idle.
 const IDLE_MS: u64 = 25;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -55,14 +57,14 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     beside.hear(true);
-    // Of those who wait for ever one after the other may hold.
+    // Waiters without a time limit may hold one after the other.
     for _ in 0..=LIMITS.max_waiters + LIMITS.max_places {
         beside.world.pass(100);
         beside.run_timer();
         beside.compare();
         beside.hear(true);
     }
-    assert_eq!((beside.world.engine.held(), beside.world.engine.waiting()), (0, 0), "nothing is left");
+    assert_eq!((beside.world.engine.held(), beside.world.engine.waiting()), (0, 0), "something is left over");
 });
 
 enum Spec {
@@ -70,7 +72,7 @@ enum Spec {
     Fair(FairOracle),
 }
 
-/// A request that waits, or was granted and may not have heard of it.
+/// A request that waits, or whose grant may not have been received.
 struct Ticket {
     ticket: u64,
     key: usize,
@@ -84,7 +86,7 @@ struct Beside {
     spec: Spec,
     is_notified: bool,
     tickets: Vec<Ticket>,
-    /// How many connections of each owner have closed.
+    /// How many connections of each owner were closed.
     closed: [u64; OWNERS as usize],
 }
 
@@ -95,7 +97,7 @@ impl Beside {
             Spec::Fair(FairOracle::default())
         } else {
             let made = world.on(&[name(2)], None, |engine, tx| engine.init_semaphore(tx, PERMITS, None));
-            assert!(made.is_ok(), "a semaphore can be made");
+            assert!(made.is_ok(), "cannot create a semaphore");
             let kinds = [oracle::Kind::Mutex, oracle::Kind::ReadWrite, oracle::Kind::Semaphore(Some(PERMITS))];
             Spec::Plain(kinds.map(Oracle::new).into())
         };
@@ -106,7 +108,7 @@ impl Beside {
         self.world.now.mono_us / US_PER_MS
     }
 
-    /// The connection of an owner. No number comes twice.
+    /// The current connection of an owner. No number is used twice.
     fn client(&self, owner: u8) -> u64 {
         u64::from(owner) + 1 + self.closed[usize::from(owner)] * u64::from(OWNERS)
     }
@@ -122,7 +124,7 @@ impl Beside {
         let owner = who % OWNERS;
         let count = if mode == Mode::Permits { u32::from(who >> 2) % PERMITS + 1 } else { 1 };
         let (keys, now_ms, id) = ([name(key)], self.now_ms(), u64::from(how >> 2 & 3));
-        // Of CLAIM and of KEEP.
+        // For CLAIM and KEEP.
         let short_ms = (verb & 16 != 0).then(|| u64::from(verb >> 5) * 3 + 1);
         match verb % 16 {
             0..=5 => {
@@ -197,7 +199,7 @@ impl Beside {
             9 => {
                 let forced = self.world.on(&keys, None, |engine, tx| engine.force_release(tx, Some(kind), None));
                 let is_missing = forced == Err(Refusal::NoSemaphore);
-                assert!(forced.is_ok() || is_missing, "a lock of this kind is forced");
+                assert!(forced.is_ok() || is_missing, "FORCERELEASE was refused");
                 match &mut self.spec {
                     Spec::Plain(oracles) => oracles[key].force(now_ms),
                     Spec::Fair(oracle) => oracle.force(now_ms),
@@ -206,7 +208,7 @@ impl Beside {
             10 => {
                 let cancel = Cancel { kind, owner: &[owner], request_id: None };
                 let cancelled = self.world.on(&keys, None, |engine, tx| engine.cancel(tx, &cancel));
-                assert!(cancelled.is_ok(), "a request for a lock of this kind is cancelled");
+                assert!(cancelled.is_ok(), "CANCEL was refused");
                 match &mut self.spec {
                     Spec::Plain(oracles) => oracles[key].cancel(owner, now_ms),
                     Spec::Fair(oracle) => oracle.cancel(owner, now_ms),
@@ -231,8 +233,8 @@ impl Beside {
             mode, count, lease_ms, session_ms, claim_ms, grace_ms, request_id: id, is_once, notify, ask, ..
         } = *request;
         let waits = matches!(ask, Ask::Wait { .. });
-        // Who waits anew, for something else, is searched for circles at once, and by the timer: whether that comes before or after what was told of
-        // another lock is open.
+        // A new, different wait is searched for circles at once, and also by the timer. It is
+        // undefined whether that happens before or after the answers about another lock.
         let is_other = |one: &InLine| one.owner == owner && (one.wish.mode, one.wish.count) != (mode, count);
         let waits_anew = matches!(&self.spec, Spec::Plain(oracles) if waits && oracles[key].line.iter().any(is_other));
         if waits_anew {
@@ -296,7 +298,7 @@ impl Beside {
         }
     }
 
-    /// What TOKEN says, if it is there, and whether it may be that of a hold.
+    /// The TOKEN option, if given, and whether a hold may have that token.
     fn meant(&self, key: usize, owner: u8, mode: Mode, how: u8) -> (Vec<u64>, bool) {
         let lock = self.world.values.get(name(key).name.as_slice());
         let held = lock.and_then(|lock| {
@@ -310,8 +312,9 @@ impl Beside {
         }
     }
 
-    /// The connection of an owner that is blocked, or may not have heard of its grant, closes. Not where a wait is over and nobody has said
-    /// so yet: whether nil comes first is open.
+    /// Closes the connection of an owner that is blocked or may not have received its grant.
+    /// Skipped if a wait is over and not answered yet, because it is undefined whether nil comes
+    /// first.
     fn leave(&mut self, key: usize, owner: u8) {
         let is_of_owner = |ticket: &Ticket| (ticket.key, ticket.owner) == (key, owner);
         if self.is_over(key, owner) || !self.tickets.iter().any(is_of_owner) {
@@ -336,7 +339,7 @@ impl Beside {
         }
     }
 
-    /// The connection of an owner closes, whatever it waits for, and whatever is bound to it.
+    /// Closes the connection of an owner, with all its waits and sessions.
     fn close(&mut self, owner: u8) {
         let Spec::Plain(oracles) = &self.spec else { return };
         if (0..oracles.len()).any(|key| self.is_over(key, owner)) {
@@ -353,7 +356,8 @@ impl Beside {
         oracles.iter_mut().for_each(|oracle| oracle.close(owner));
     }
 
-    /// The answers of this turn are written, or published; to nobody if they are not heard.
+    /// Delivers the answers of this turn by writing or publishing them. With `is_heard` false, no
+    /// client listens to the channels.
     fn hear(&mut self, is_heard: bool) {
         let is_heard = is_heard || !self.is_notified;
         if !self.is_notified {
@@ -371,7 +375,8 @@ impl Beside {
         }
     }
 
-    /// A value goes away, as by DEL; a semaphore that is not there is made. Not a fair lock, whose queue would go with it.
+    /// Removes a value, as DEL does, or creates a semaphore that does not exist. Skips fair locks,
+    /// whose queue would go with the value.
     fn delete(&mut self, key: usize) {
         let now_ms = self.now_ms();
         let Spec::Plain(oracles) = &mut self.spec else { return };
@@ -380,7 +385,7 @@ impl Beside {
             if key == 2 {
                 let idle_ms = Some(IDLE_MS);
                 let made = self.world.on(&[name], None, |engine, tx| engine.init_semaphore(tx, PERMITS, idle_ms));
-                assert_eq!(made, Ok(true), "a semaphore can be made");
+                assert_eq!(made, Ok(true), "cannot create a semaphore");
                 oracles[key].init(PERMITS, idle_ms, now_ms);
             }
             return;
@@ -390,7 +395,7 @@ impl Beside {
         oracles[key].delete();
     }
 
-    /// This server, to which everybody is connected, takes over.
+    /// Promotes this server, which all clients are connected to.
     fn promote(&mut self) {
         self.world.engine.promoted();
         match &mut self.spec {
@@ -436,7 +441,7 @@ impl Beside {
                     Answer::Superseded => Told::Superseded,
                     Answer::Cancelled => Told::Cancelled,
                     Answer::Refused(refusal) => refused(&refusal),
-                    // Said to nobody, or to somebody who has gone.
+                    // Published to no client, or to one that has gone.
                     Answer::Continued | Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => continue,
                 },
             ));
@@ -459,7 +464,7 @@ impl Beside {
         accept_what_is_open(&mut told, &expected_told);
         told.sort();
         expected_told.sort();
-        assert_eq!(told, expected_told, "the answers to those who waited");
+        assert_eq!(told, expected_told, "the answers to the waiters");
         for (key, expected) in expected.into_iter().enumerate() {
             let name = name(key);
             let lock = self.world.values.get(name.name.as_slice());
@@ -483,12 +488,12 @@ impl Beside {
                 let waiters = self.world.engine.first_waiters(name.borrow(), now, usize::MAX);
                 seen.extend(waiters.map(|waiter| (1, waiter.owner[0], waiter.mode, waiter.count, 0)));
             }
-            assert_eq!(seen, expected, "who holds key {key} and who waits for it");
+            assert_eq!(seen, expected, "the holders and waiters of key {key}");
         }
     }
 }
 
-/// A hold (0), somebody who waits (1), or a kept lock (2): owner, mode, count, and when it ends.
+/// A hold (0), a waiter (1), or a kept lock (2): owner, mode, count, and end.
 type Seen = (u8, u8, Mode, u32, u64);
 
 fn seen_kept(kept: Option<Kept>, now_ms: u64) -> Option<Seen> {

@@ -1,5 +1,6 @@
-//! What the append-only file and a master may say: refused, or an event that is the same when it is written and read again; and
-//! applied to any lock it is refused, or leaves a lock that may be.
+//! Effects from the append-only file or a master. They are refused, or parsed into an event that
+//! survives being written and parsed again. Applying that event to any lock is refused, or leaves a
+//! valid lock.
 
 #![no_main]
 
@@ -20,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
         let mut text = Facts::default();
         let written = write_effect(&event, NOW, &mut text).in_order();
         let read = parse_effect(&text, written, NOW);
-        assert_eq!(read.as_ref(), Ok(&event), "what was read can be written");
+        assert_eq!(read.as_ref(), Ok(&event), "the effect changes when it is written and parsed again");
         let _ = engine.apply_effect(&mut Open::new(&[key(0)], None, &mut values), KeyId(0), &event);
         for lock in values.values() {
             check_exclusion(lock, rlock_core::Now { mono_us: 0, ..NOW });

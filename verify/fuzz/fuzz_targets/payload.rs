@@ -1,5 +1,5 @@
-//! What RESTORE and a file may bring: refused, or a lock that is the same when it is written and read again, and that a server can
-//! live with.
+//! Payloads from RESTORE or a snapshot. They are refused, or decoded into a lock that survives
+//! being written and decoded again, and that a server can work with.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
     check_exclusion(&lock, NOW);
     let mut again = Vec::new();
     encode(&lock, NOW, &mut again);
-    assert_eq!(decode(&again, NOW).as_ref(), Ok(&lock), "what was read can be written and read");
+    assert_eq!(decode(&again, NOW).as_ref(), Ok(&lock), "the lock changes when it is encoded and decoded again");
     if lock.is_disposable() {
         return;
     }
@@ -26,5 +26,5 @@ fuzz_target!(|bytes: &[u8]| {
     world.run_timer();
     world.delete(&key(0));
     world.run_timer();
-    assert_eq!(world.engine.held(), 0, "nothing is left of what is gone");
+    assert_eq!(world.engine.held(), 0, "a removed lock is still held");
 });

@@ -1,7 +1,8 @@
-//! A keyspace in memory with an engine on it, and a replica that is told of its effects.
+//! An engine on a keyspace in memory, and a replica that applies its effects.
 //!
-//! Whatever is done here, two owners do not hold what only one can, no more permits are given than there are, tokens rise, a waiter is
-//! answered once, and the replica has what the master has.
+//! After every step, two owners never hold what only one can, no more permits are granted than
+//! exist, tokens rise, each waiter gets one answer, and the replica has the same data as the
+//! master.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ pub const LIMITS: Limits = Limits { max_waiters: 8, max_places: 8, fair_grace_ms
 /// The locks of a server.
 pub type Values = BTreeMap<Vec<u8>, Lock>;
 
-/// Some keys, open.
+/// Some of the keys, open for one step.
 pub struct Open<'v> {
     keys: Vec<Key>,
     client: Option<u64>,
@@ -53,11 +54,11 @@ impl Keyspace for Open<'_> {
 
     fn insert(&mut self, id: KeyId, lock: Lock) {
         let before = self.values.insert(self.name(id), lock);
-        assert!(before.is_none(), "the engine inserts under vacant keys only");
+        assert!(before.is_none(), "the engine inserts only at vacant keys");
     }
 
     fn remove(&mut self, id: KeyId) {
-        self.values.remove(&self.name(id)).expect("the engine removes what is there");
+        self.values.remove(&self.name(id)).expect("the engine removes only values that exist");
     }
 
     fn client(&self) -> Option<u64> {
@@ -81,13 +82,13 @@ pub struct World {
     replica: Engine,
     replica_values: Values,
     last_token: u64,
-    /// How many permits of each semaphore were in use after the last step, and how many there were.
+    /// For each semaphore, the permits in use after the last step, and its number of permits.
     used: BTreeMap<Vec<u8>, (u64, u64)>,
-    /// What waiters were answered, by their tickets.
+    /// The answers to waiters, by their tickets.
     pub answers: Vec<(u64, Answer)>,
     waiting: BTreeSet<u64>,
     answered_early: BTreeSet<u64>,
-    /// Tickets that were granted, whose answer is to be published to their connection.
+    /// Granted requests whose answer has to be published on a channel.
     unpublished: Vec<(u64, Notice)>,
 }
 
@@ -110,7 +111,7 @@ impl Default for World {
 }
 
 impl World {
-    /// Runs a request, takes what was offered, and checks.
+    /// Runs a request, processes the resulting offers, and checks the invariants.
     pub fn on<R>(
         &mut self,
         keys: &[Key],
@@ -144,13 +145,15 @@ impl World {
 
     fn take(&mut self, keys: &[Key], out: &Outbox) {
         for (number, effect) in out.effects().iter().enumerate() {
-            let event = out.event(number).expect("everything is heard");
+            let event = out.event(number).expect("all events are recorded");
             if let Event::Granted { token, .. } = event {
                 assert!(*token > self.last_token, "tokens rise");
                 self.last_token = *token;
             }
             let mut open = Open::new(&keys[effect.key.0..=effect.key.0], None, &mut self.replica_values);
-            self.replica.apply_effect(&mut open, KeyId(0), event).expect("a replica can apply what its master did");
+            self.replica
+                .apply_effect(&mut open, KeyId(0), event)
+                .expect("a replica can apply every effect of its master");
         }
         for Told { ticket, answer, notice, .. } in out.answers() {
             if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
@@ -158,11 +161,11 @@ impl World {
             }
             self.answers.push((*ticket, answer.clone()));
             let is_first = self.waiting.remove(ticket) || self.answered_early.insert(*ticket);
-            assert!(is_first, "a waiter is answered once");
+            assert!(is_first, "a waiter gets two answers");
         }
     }
 
-    /// Notes what became of a request that may wait.
+    /// Notes a request that may wait.
     pub fn note(&mut self, acquired: Result<Acquired, Refusal>) {
         if let Ok(Acquired::Waiting(ticket)) = acquired
             && !self.answered_early.remove(&ticket)
@@ -171,7 +174,7 @@ impl World {
         }
     }
 
-    /// What was granted to who waits on a channel is published; to nobody if it is not heard.
+    /// Publishes the grants to waiters on channels. With `is_heard` false, no client listens.
     pub fn publish(&mut self, is_heard: bool) {
         for (ticket, _) in std::mem::take(&mut self.unpublished) {
             if is_heard {
@@ -182,12 +185,12 @@ impl World {
         }
     }
 
-    /// Whether there is anything to publish.
+    /// Whether there are grants to publish.
     pub fn has_unpublished(&self) -> bool {
         !self.unpublished.is_empty()
     }
 
-    /// A connection closes, with what was not published to it yet.
+    /// Closes a connection. Its unpublished grants are undone.
     pub fn close(&mut self, client: u64) {
         self.engine.client_closed(client, |_| false);
         for (ticket, _) in self.unpublished.extract_if(.., |(_, notice)| notice.client == client).collect::<Vec<_>>() {
@@ -196,7 +199,7 @@ impl World {
         self.end_cut_off();
     }
 
-    /// The server is a replica for a moment: what it has granted is published, and nobody waits any more.
+    /// Demotes the server and promotes it again. Its grants are published, and all waits end.
     pub fn demote(&mut self) {
         self.publish(true);
         self.engine.demoted();
@@ -204,7 +207,7 @@ impl World {
         self.engine.promoted();
     }
 
-    /// A channel goes to another node of the cluster.
+    /// Moves a channel to another node of the cluster.
     pub fn take_away(&mut self, channel: Channel) {
         self.engine.channel_gone(channel);
         self.end_cut_off();
@@ -219,19 +222,19 @@ impl World {
         }
     }
 
-    /// The token that an owner holds a key by.
+    /// The token of an owner's hold of a key.
     pub fn token_of(&self, key: &Key, owner: &[u8], mode: Mode) -> Option<u64> {
         Some(self.values.get(key.name.as_slice())?.live_hold(owner, mode, self.now)?.token())
     }
 
-    /// The connection of the waiter that has waited longest closes.
+    /// Closes the connection of the longest waiting request.
     pub fn leave(&mut self, gave_up: bool) {
         if let Some(ticket) = self.waiting.pop_first() {
             self.engine.waiter_left(ticket, gave_up);
         }
     }
 
-    /// The connection that waits under a ticket, or was granted and may not have heard of it, closes.
+    /// Closes the connection of a request that waits, or whose grant may not have been received.
     pub fn hang_up(&mut self, ticket: u64) {
         self.waiting.remove(&ticket);
         self.engine.waiter_left(ticket, false);
@@ -242,14 +245,14 @@ impl World {
         self.now.wall_us += ms * US_PER_MS;
     }
 
-    /// Does what is due.
+    /// Does all work that is due.
     pub fn run_timer(&mut self) {
         for step in 0.. {
-            assert!(step < 100_000, "the timer comes to an end");
+            assert!(step < 100_000, "the timer does not come to an end");
             if step % 16 == 0 {
                 self.engine.begin_turn();
             }
-            // There may be some after a connection was closed.
+            // A closed connection may have left some.
             self.take_offers();
             let mut out = Outbox::new(true);
             let next = self.engine.next_job(self.now, &mut out);
@@ -262,7 +265,7 @@ impl World {
         }
     }
 
-    /// A value goes away, as by DEL.
+    /// Removes a value, as DEL does.
     pub fn delete(&mut self, key: &Key) {
         let name = key.name.as_slice();
         self.used.remove(name);
@@ -273,7 +276,7 @@ impl World {
         }
     }
 
-    /// A value comes, as by RESTORE.
+    /// Imports a value, as RESTORE does.
     pub fn arrive(&mut self, key: &Key, lock: &Lock) {
         self.delete(key);
         let name = key.name.as_slice().to_vec();
@@ -296,14 +299,16 @@ impl World {
             let in_use = permits_in_use(lock, self.now);
             let permits = u64::from(lock.permits());
             let (was_used, were) = self.used.insert(name.clone(), (in_use, permits)).unwrap_or_default();
-            // There may be more in use than there are after there were made fewer: what was in use, or was granted by the way before that.
-            assert!(in_use <= permits.max(was_used).max(were), "no more permits are given than there are");
+            // After a reduction, more permits may be in use than exist: those that were in use
+            // before, or were granted on the way.
+            assert!(in_use <= permits.max(was_used).max(were), "more permits are granted than exist");
         }
-        assert_eq!(self.values, self.replica_values, "a replica has what its master has");
+        assert_eq!(self.values, self.replica_values, "the replica differs from its master");
     }
 }
 
-/// Leases that are not over. By their deadlines, since what the core calls live is a part of what is looked at.
+/// The holds whose leases have not expired. Compares deadlines, because the core's own notion of a
+/// live hold is under test.
 pub fn live(lock: &Lock, now: Now) -> impl Iterator<Item = &Hold> {
     lock.holds().iter().filter(move |hold| hold.deadline_us() > now.mono_us && hold.phase() != Phase::Kept)
 }
@@ -312,18 +317,19 @@ fn permits_in_use(lock: &Lock, now: Now) -> u64 {
     live(lock, now).filter(|hold| hold.mode() == Mode::Permits).map(|hold| u64::from(hold.count())).sum()
 }
 
-/// At most one owner, or one writer.
+/// Checks that there is at most one owner, or one writer.
 pub fn check_exclusion(lock: &Lock, now: Now) {
     let live: Vec<_> = live(lock, now).collect();
     let owner = |hold: &&Hold| hold.owner().as_slice().to_vec();
     match lock.kind() {
-        Kind::Mutex | Kind::Fair => assert!(live.len() <= 1, "one owner at a time"),
+        Kind::Mutex | Kind::Fair => assert!(live.len() <= 1, "more than one owner holds"),
         Kind::RwLock => {
             if let Some(writer) = live.iter().find(|hold| hold.mode() == Mode::Write) {
-                assert!(live.iter().all(|hold| owner(hold) == owner(writer)), "a writer is alone");
+                assert!(live.iter().all(|hold| owner(hold) == owner(writer)), "an owner holds beside a writer");
             }
         }
-        // What a snapshot or a master says may be of a semaphore that was made smaller: whether more is given is a matter of a step.
+        // A snapshot or a master may describe a semaphore that was reduced. `World::check` compares
+        // the permits before and after a step.
         Kind::Semaphore => {}
     }
 }

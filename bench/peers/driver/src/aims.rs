@@ -1,4 +1,4 @@
-//! What the module is to reach beside its peers, and whether it did.
+//! The performance aims of the module relative to its peers, and whether they are met.
 
 use crate::cell::Work;
 use crate::crash;
@@ -10,7 +10,7 @@ pub const UNCONTENDED_16: &str = "16 clients";
 const UNCONTENDED_64: &str = "64 clients";
 const FAIR_64: &str = "64 clients, 0 ms";
 
-/// Which way is good.
+/// The direction of an aim.
 #[derive(Clone, Copy, Debug)]
 enum Bound {
     AtLeast(f64),
@@ -37,7 +37,7 @@ fn aim(text: impl Into<String>, bound: Bound, result: Option<Summary>) -> Aim {
     Aim { text: text.into(), bound, result, is_met }
 }
 
-/// All of them, each a quotient of two peers in the same rounds.
+/// All aims. Each is a ratio of two peers in the same rounds.
 pub fn of(report: &Report<'_>) -> Vec<Aim> {
     let Some(ours) = report.baseline() else { return Vec::new() };
     let ours = ours.id();
@@ -49,14 +49,14 @@ pub fn of(report: &Report<'_>) -> Vec<Aim> {
             ratio(Work::Contended, CONTENDED_64, "redisson", "pairs_per_s"),
         ),
         aim(
-            "The same of fair locks, against RFairLock",
+            "The same for fair locks, against RFairLock",
             Bound::AtLeast(12.0),
             ratio(Work::Fair, FAIR_64, "redisson", "pairs_per_s"),
         ),
     ];
     if let Some(best) = best_on_redis(report) {
         aims.push(aim(
-            format!("The same of mutexes, against the best other client of Redis, {}", best.1),
+            format!("The same for mutexes, against the best other client of Redis, {}", best.1),
             Bound::AtLeast(3.0),
             ratio(Work::Contended, CONTENDED_64, &best.0, "pairs_per_s"),
         ));
@@ -89,7 +89,7 @@ fn costs(report: &Report<'_>, ours: &str) -> Vec<Aim> {
             samples.ratio(Work::Contended, CONTENDED_64, (ours, redisson), "hand_over_p99_ms"),
         ),
         aim(
-            "From the death of a holder to the next one, against Redisson's default",
+            "From the death of a holder to the next holder, against Redisson's default",
             Bound::AtMost(0.02),
             samples.ratio(Work::Crash, crash::HOLDER, (ours, redisson), "next_holder_ms"),
         ),
@@ -99,14 +99,14 @@ fn costs(report: &Report<'_>, ours: &str) -> Vec<Aim> {
             samples.growth(Work::Growth, ("10000 waiters", "10 waiters"), "rlock-client", "main_thread_us_per_pair"),
         ),
         aim(
-            "Main thread's CPU per pair beside 1,000,000 locks, against 1",
+            "Main thread's CPU per pair with 1,000,000 locks held, against 1",
             Bound::AtMost(1.2),
             samples.growth(Work::Growth, ("1000000 locks", "1 lock"), ours, "main_thread_us_per_pair"),
         ),
     ]
 }
 
-/// The client of a plain Redis with the most pairs, Redisson excepted: its id and its name.
+/// The client of a plain Redis with the most pairs, except Redisson: its id and its name.
 fn best_on_redis(report: &Report<'_>) -> Option<(String, String)> {
     let others = report.contestants.iter().filter(|c| c.peer.server == "redis" && c.peer.id != "redisson");
     let rates = others.filter_map(|contestant| {

@@ -1,32 +1,33 @@
-//! The plan: which work is measured in which sizes, and by whom.
+//! The plan: which work is measured in which sizes, and with which peers.
 
 use clap::ValueEnum;
 
 use crate::peer::Contestant;
 
-/// Peers that take part in every cell of the usual plan; the others are in those that compare all.
+/// Peers that take part in every cell of the usual plan. The others take part in the cells that
+/// compare all.
 const IN_DEPTH: [&str; 7] = ["redisson", "jedis", "rlock-client", "plain-go", "etcd", "curator", "postgresql"];
-/// Peers whose cost is followed while waiters and locks become many.
+/// Peers whose costs are measured with many waiters and locks.
 const IN_GROWTH: [&str; 3] = ["redisson", "jedis", "rlock-client"];
-/// A thread and a connection for each waiter is what Jedis has; more than this says nothing of the server.
+/// Jedis needs a thread and a connection per waiter. More than this would not measure the server.
 const MOST_THREADS: usize = 1000;
 
 /// The kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Work {
-    /// Each client on a lock of its own
+    /// Each client on its own lock
     Uncontended,
     /// All clients on one lock
     Contended,
-    /// The same on a lock that keeps the order
+    /// All clients on one lock that keeps the order of requests
     Fair,
-    /// Readers and writers
+    /// Readers and writers of one lock
     ReadWrite,
-    /// Permits
+    /// Permits of one semaphore
     Semaphore,
-    /// A holder that is killed, and a Redis that is
+    /// A holder that is killed, and a Redis that is killed
     Crash,
-    /// Many waiters, many locks
+    /// Many waiters and many locks
     Growth,
     /// A slow network
     Latency,
@@ -52,16 +53,16 @@ pub struct Cell {
     pub work: Work,
     pub name: String,
     pub parts: Vec<Part>,
-    /// Whether each client has a lock of its own, or all have one.
+    /// Whether each client has its own lock.
     pub own_locks: bool,
     pub section_us: u64,
     pub permits: usize,
     pub round_trip_ms: u64,
-    /// The work goes on for so many times the usual.
+    /// How much longer than usual the cell takes, as a factor.
     pub longer: f64,
     /// How many other locks are held meanwhile.
     pub held: usize,
-    /// Whether it compares all peers, or those in depth.
+    /// Whether it compares all peers, or only those of `IN_DEPTH`.
     pub is_for_all: bool,
 }
 
@@ -85,7 +86,7 @@ impl Cell {
         self.parts.iter().map(|part| part.clients).sum()
     }
 
-    /// How much of the lock is there to be taken, in the weights of the records.
+    /// The capacity of the lock, in the weights of the records.
     pub fn capacity(&self) -> u32 {
         let lock = self.parts.first().map_or("", |part| part.lock);
         match lock {
@@ -95,7 +96,7 @@ impl Cell {
         }
     }
 
-    /// How much a holder in this mode takes of it.
+    /// How much of the capacity a holder in this mode takes.
     pub fn weight(&self, lock: &str) -> u32 {
         if lock == "write" { self.capacity() } else { 1 }
     }
@@ -119,7 +120,7 @@ impl Cell {
     }
 }
 
-/// The cells of a kind of work. `full` has all sizes, otherwise there are those that show the course.
+/// The cells of a kind of work: all sizes with `full`, otherwise those that show the trend.
 pub fn cells(work: Work, full: bool) -> Vec<Cell> {
     match work {
         Work::Uncontended => uncontended(),
@@ -130,7 +131,7 @@ pub fn cells(work: Work, full: bool) -> Vec<Cell> {
             let cell = Cell::new(work, "32 clients, 4 permits".into(), "semaphore", 32);
             vec![Cell { is_for_all: true, ..cell }]
         }
-        // Not a matter of sizes: see crash.rs.
+        // Has no sizes: see crash.rs.
         Work::Crash => Vec::new(),
         Work::Growth => growth(full),
         Work::Latency => latency(full),

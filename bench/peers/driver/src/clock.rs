@@ -1,4 +1,4 @@
-//! The one place that reads the clocks.
+//! The only module that reads the clocks.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,12 +14,12 @@ pub fn monotonic_ns() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// Sleeps until CLOCK_MONOTONIC is there.
+/// Sleeps until a moment of CLOCK_MONOTONIC.
 pub fn sleep_until_ns(deadline_ns: u64) {
     std::thread::sleep(Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns())));
 }
 
-/// The date to print.
+/// The date and time, to print.
 pub fn utc_date() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }

@@ -1,6 +1,7 @@
-//! What a crash costs: of a holder, and of Redis.
+//! The costs of a crash: of a holder, and of Redis.
 //!
-//! Here all peers run at once. They mostly wait, for up to half a minute, and would wait for hours in turns.
+//! All peers run at the same time here. They mostly wait, for up to half a minute, and would take
+//! hours in turns.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,9 +19,9 @@ pub const HOLDER: &str = "holder killed, 10 waiters";
 pub const RESTART: &str = "Redis killed and restarted";
 
 const WAITERS: usize = 10;
-/// Between the deaths of two holders, so that they do not disturb each other.
+/// The time between the deaths of two holders, so that they do not disturb each other.
 const BETWEEN_DEATHS: Duration = Duration::from_millis(100);
-/// After a lease is over by so much, nobody comes any more.
+/// No next holder is expected after this time: the lease and 15 s.
 const PATIENCE: Duration = Duration::from_millis(LEASE_MS + 15_000);
 const SETTLE: Duration = Duration::from_secs(1);
 
@@ -28,10 +29,11 @@ const RESTART_CLIENTS: usize = 4;
 const RESTART_SECTION_US: u64 = 5000;
 const BEFORE_RESTART: Duration = Duration::from_secs(2);
 const RESTART_SECONDS: f64 = 12.0;
-/// Short: who loses the answer to a release and does not repeat it keeps the lock for so long, and that is to be seen.
+/// Short, because a client that loses the answer to a release and does not repeat it keeps the lock
+/// this long, and the run has to show that.
 const RESTART_LEASE_MS: u64 = 5000;
 
-/// What came of one contestant.
+/// The result of one contestant.
 pub type Outcome<'c> = (&'c Contestant, Result<Vec<(&'static str, f64)>>);
 
 fn assignment(server: &Server, contestant: &Contestant) -> Assignment {
@@ -51,16 +53,16 @@ fn assignment(server: &Server, contestant: &Contestant) -> Assignment {
     }
 }
 
-/// A holder, those who wait for it, and when it died.
+/// A holder, its waiters, and when it died.
 struct Scene {
     holder: Program,
     waiters: Program,
     died_ns: u64,
 }
 
-/// Kills the holders one after the other, and measures how long it is to the next holder of each.
+/// Kills the holders one after the other, and measures the time to the next holder of each lock.
 pub fn kill_holders<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Vec<Outcome<'c>> {
-    // A server that does not start fails those who need it, and nobody else.
+    // A server that does not start fails only the peers that need it.
     let mut running: Vec<(String, Result<Server>)> = Vec::new();
     let mut scenes = Vec::new();
     for contestant in contestants {
@@ -72,11 +74,11 @@ pub fn kill_holders<'c>(servers: &Servers, contestants: &[&'c Contestant], folde
         let scene = match server {
             Some(Ok(server)) => Scene::prepare(server, contestant, folder),
             Some(Err(error)) => Err(anyhow!("{error:#}")),
-            None => Err(anyhow!("it has no server")),
+            None => Err(anyhow!("no server was started for it")),
         };
         scenes.push((*contestant, scene));
     }
-    // All programs start at once, and no lock is taken before all have: not every holder renews its lease.
+    // All programs start before any lock is taken, because not every holder renews its lease.
     for step in [Scene::get_ready, Scene::hold, Scene::wait] {
         for (_, scene) in &mut scenes {
             if let Ok(ready) = scene
@@ -138,24 +140,26 @@ fn wait_for_next<'c>(scenes: Vec<(&'c Contestant, Result<Scene>)>) -> Vec<Outcom
             Some(got_ns) => {
                 let waited_ms = (got_ns as f64 - scene.died_ns as f64) / 1e6;
                 let figures = if waited_ms < 0.0 {
-                    Err(anyhow!("a waiter had the lock while its holder lived"))
+                    Err(anyhow!("a waiter got the lock while its holder was alive"))
                 } else {
                     Ok(vec![("next_holder_ms", waited_ms)])
                 };
                 outcomes.push((*contestant, figures));
-                // The lock goes round among the waiters now; that has been measured elsewhere.
+                // The lock is passed among the waiters from now on. Another measurement covers
+                // that.
                 scene.waiters.kill();
                 false
             }
             None => true,
         });
     }
-    let nobody = || Err(anyhow!("nobody had the lock {PATIENCE:?} after its holder died"));
+    let nobody = || Err(anyhow!("no client got the lock within {PATIENCE:?} after its holder died"));
     outcomes.extend(open.into_iter().map(|(contestant, _)| (contestant, nobody())));
     outcomes
 }
 
-/// Kills Redis under load and starts it again on its append-only file: how long nobody gets a lock, and who loses one.
+/// Kills Redis under load and restarts it with its append-only file: how long no client gets a
+/// lock, and which holds are lost.
 pub fn restart_redis<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Vec<Outcome<'c>> {
     let mut outcomes = Vec::new();
     for kind in ["redis", "rlock"] {
@@ -222,7 +226,7 @@ fn after_restart(
 ) -> Result<Vec<(&'static str, f64)>> {
     let since = |ns: u64| (ns as f64 - killed_ns as f64) / 1e6;
     let next = records.iter().map(|record| record.got_ns).filter(|got_ns| *got_ns > answered_ns).min();
-    let next = next.context("nobody got a lock any more")?;
+    let next = next.context("no client got a lock after the restart")?;
     Ok(vec![
         ("server_back_ms", since(answered_ns)),
         ("next_holder_ms", since(next)),

@@ -1,4 +1,4 @@
-//! Locks that are held while others are measured.
+//! Locks that are held during a measurement.
 
 use anyhow::Result;
 
@@ -6,11 +6,12 @@ use crate::peer::Contestant;
 use crate::server::Server;
 
 const BATCH: usize = 1000;
-/// No lease ends during a measurement.
+/// Longer than any measurement.
 const LEASE_MS: u64 = 3_600_000;
 
-/// Lets `count` locks be held in the way that the contestant holds them. A million acquisitions of a client would take
-/// minutes, so they are sent in batches; for a lock in scripts, what they leave is written.
+/// Lets `count` locks be held, stored as by this contestant. A million acquisitions of a client
+/// would take minutes, so commands are sent in batches. For a lock in scripts, the resulting keys
+/// are written.
 pub fn hold_locks(server: &mut Server, contestant: &Contestant, count: usize) -> Result<()> {
     let is_rlock = contestant.is_rlock();
     let control = if count == 0 { return Ok(()) } else { server.control()? };
@@ -18,7 +19,8 @@ pub fn hold_locks(server: &mut Server, contestant: &Contestant, count: usize) ->
         let mut batch = redis::pipe();
         for index in first..count.min(first + BATCH) {
             let key = format!("held:{index:09}");
-            // A UUID and the number of a thread: the owner that Redisson writes, and one as long for the module.
+            // A UUID and a thread number: the owner that Redisson stores. The module gets one of
+            // the same length.
             let owner = format!("{:08x}-5bd0-4b6c-9e1a-{index:012x}:{}", index / 7, index % 100);
             if is_rlock {
                 batch.cmd("RLOCK.ACQUIRE").arg(&key).arg(&owner).arg("PX").arg(LEASE_MS).ignore();

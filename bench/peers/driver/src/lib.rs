@@ -1,11 +1,12 @@
-//! What both programs need: the places in a page that a run fills in.
+//! Shared by both programs: the parts of a page that a run writes.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Replaces what stands in a page between the two marks of a program, so that no figure of it is typed by hand.
+/// Replaces the text between the two marks of a program in a page, so that no figure is typed by
+/// hand.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What the measurement ran on.
+//! The machine of the measurement.
 
 use std::fs;
 use std::process::Command;
@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use crate::clock;
 use crate::server::Servers;
 
-/// Names and values to print.
+/// Names and values, to print.
 pub type Machine = Vec<(String, String)>;
 
-/// Programs of which the version matters, and how each tells it.
+/// Tools whose version matters, with the command that prints it.
 const TOOLS: [(&str, &str, &str); 6] = [
     ("Java", "java", "--version"),
     ("Python", "python3", "--version"),

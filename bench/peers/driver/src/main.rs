@@ -1,8 +1,8 @@
-//! `bench-peers`: rlock beside what people would use instead.
+//! `bench-peers`: rlock compared with other locks.
 //!
-//! Peers are measured in turns, round by round, each by a program that uses its library as its documentation says
-//! (`bench/peers/README.md` has the agreement). What the programs record is calculated here, in the same way for all,
-//! and becomes `docs/benchmarks.md`.
+//! Peers are measured in turns, round by round. The program of each uses its library as documented
+//! (`bench/peers/README.md` has the protocol). This driver calculates the figures from the
+//! programs' records, in the same way for all, and writes `docs/benchmarks.md`.
 
 mod aims;
 mod cell;
@@ -35,27 +35,27 @@ use report::Report;
 use samples::{Sample, Samples};
 use server::Servers;
 
-/// Measures rlock beside other distributed locks.
+/// Compares rlock with other distributed locks
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// The module, librlock.so
+    /// Path of the module, librlock.so
     #[arg(long, value_name = "PATH")]
     module: PathBuf,
 
-    /// The program of Redis, for the module and for its peers
+    /// Program of Redis, for the module and for its peers
     #[arg(long, value_name = "PATH", default_value = "redis-server")]
     server: PathBuf,
 
-    /// A folder that has folders of programs; may be given several times
+    /// Folder with folders of programs; may be repeated
     #[arg(long, value_name = "FOLDER", default_value = "bench/peers")]
     programs: Vec<PathBuf>,
 
-    /// The peers, by their ids; all if none is named
+    /// Ids of the peers; all if none is given
     #[arg(long, value_name = "ID", num_args = 0..)]
     peers: Vec<String>,
 
-    /// The kinds of work; all if none is named
+    /// Kinds of work; all if none is given
     #[arg(long, value_name = "WORK", num_args = 0..)]
     work: Vec<Work>,
 
@@ -63,24 +63,24 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: usize,
 
-    /// For how long each cell goes on
+    /// How long each cell takes, in seconds
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
 
-    /// Every peer in every cell, and more cells
+    /// Measure every peer in every cell, and more cells
     #[arg(long)]
     full: bool,
 
-    /// Where the report goes; its plots and figures into the folder benchmarks beside it
+    /// File of the report; plots and figures go into a folder of the same name beside it
     #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
     report: PathBuf,
 
-    /// A page with a place for what one server carries
+    /// Page with marks for the table of what one server can carry
     #[arg(long, value_name = "FILE")]
     sizing: Option<PathBuf>,
 }
 
-/// A measurement that did not come about.
+/// A measurement that failed.
 #[derive(Debug)]
 struct Failure {
     work: Work,
@@ -89,7 +89,7 @@ struct Failure {
     reason: String,
 }
 
-/// What a run has found until now.
+/// The results so far.
 #[derive(Default)]
 struct Findings {
     samples: Samples,
@@ -123,7 +123,7 @@ impl Findings {
 
 fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
-    ensure!(arguments.rounds > 0 && arguments.seconds > 0.0, "there is nothing to measure in no time");
+    ensure!(arguments.rounds > 0 && arguments.seconds > 0.0, "--rounds and --seconds must be greater than 0");
     if arguments.work.is_empty() {
         arguments.work = Work::value_variants().to_vec();
     }
@@ -140,7 +140,7 @@ fn main() -> Result<()> {
     for round in 1..=arguments.rounds {
         eprintln!("round {round} of {} ({})", arguments.rounds, clock::utc_date());
         measure_round(&arguments, &servers, &contestants, round, &mut findings)?;
-        // After each round, so that a run that is cut short leaves what it has.
+        // Written after each round, so that an aborted run leaves its results.
         let report = Report {
             machine: &machine,
             contestants: &contestants,
@@ -182,7 +182,7 @@ fn measure_round(
             for contestant in contestants.iter().filter(|contestant| cell.is_for(contestant, arguments.full)) {
                 let outcome = stage.measure(contestant, &cell);
                 if outcome.is_err() {
-                    // Whatever is wrong, it shall not be with the next one too.
+                    // The next peer must not suffer from a broken server.
                     stage.clear();
                 }
                 findings.note(*work, &cell.name, contestant, round, outcome);

@@ -1,4 +1,4 @@
-//! One peer in one cell: servers, programs, the window, and the figures that follow.
+//! One peer in one cell: servers, programs, the window, and the resulting figures.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,17 +15,17 @@ use crate::proxy::Proxy;
 use crate::records::{self, Record};
 use crate::server::{Counters, Server, Servers};
 
-/// A lease, or a session's timeout, that no run comes near.
+/// A lease or session timeout that no run reaches.
 pub const LEASE_MS: u64 = 30_000;
-/// Of the time of a run: where the window begins, and where it ends.
+/// The window, as shares of the time of a run: its begin and its end.
 const WINDOW: (f64, f64) = (1.0 / 6.0, 0.95);
-/// Where it begins if many are to wait: they ask first, one after the other.
+/// The begin of the window if many clients wait, because they first ask one after the other.
 const WINDOW_OF_MANY: f64 = 0.5;
 
-/// So many locks take more memory than a server's buffers do.
+/// Only this many locks take more memory than the server's own buffers vary.
 const ENOUGH_LOCKS: usize = 10_000;
 
-/// The servers that have been started, by their kinds; they stay for a round.
+/// The running servers, by kind. They stay for a round.
 pub struct Stage<'a> {
     servers: &'a Servers,
     running: HashMap<String, Server>,
@@ -33,7 +33,7 @@ pub struct Stage<'a> {
     seconds: f64,
 }
 
-/// What a run of a cell has left behind.
+/// The results of a run of a cell.
 struct Run {
     records: Vec<Record>,
     errors: u64,
@@ -42,18 +42,18 @@ struct Run {
 }
 
 impl<'a> Stage<'a> {
-    /// `folder` is for the programs' files, `seconds` what a cell takes.
+    /// Creates a stage. `folder` is for the programs' files; a cell takes `seconds`.
     pub fn new(servers: &'a Servers, folder: &'a Path, seconds: f64) -> Self {
         Self { servers, running: HashMap::new(), folder, seconds }
     }
 
-    /// Measures, and names the figures.
+    /// Measures a contestant in a cell, and returns named figures.
     pub fn measure(&mut self, contestant: &Contestant, cell: &Cell) -> Result<Vec<(&'static str, f64)>> {
         let kind = contestant.peer.server.clone();
         if !self.running.contains_key(&kind) {
             self.running.insert(kind.clone(), self.servers.start(&kind, false)?);
         }
-        let server = self.running.get_mut(&kind).context("the server was started just now")?;
+        let server = self.running.get_mut(&kind).context("the server is not running")?;
         server.empty()?;
         let outcome = Self::run(server, contestant, cell, self.folder, self.seconds * cell.longer);
         server.empty()?;
@@ -114,7 +114,7 @@ impl<'a> Stage<'a> {
         let end = server.counters()?;
         let mut run = Run { records: Vec::new(), errors: 0, before, window: (begin, end) };
         if cell.held > 0 {
-            // What the held locks took, and not what the clients did on top.
+            // The memory of the held locks only, without what the clients add.
             run.window.0.used_memory = filled.used_memory;
         }
         for (program, lock) in programs {
@@ -156,7 +156,7 @@ fn figures(contestant: &Contestant, cell: &Cell, run: &Run) -> Vec<(&'static str
         match cell.held {
             0 => figures.push(("bytes_per_waiter", memory / cell.clients() as f64)),
             held if held >= ENOUGH_LOCKS => figures.push(("bytes_per_lock", memory / held as f64)),
-            // The server's own buffers come and go by more than these take.
+            // The server's own buffers vary by more than these locks take.
             _ => {}
         }
     }
@@ -182,7 +182,8 @@ fn times(cell: &Cell, records: &[Record]) -> Vec<(&'static str, f64)> {
     figures
 }
 
-/// What was waited for, in round trips of the network: by a client alone to get the lock, by several to hand it over.
+/// The time to get the lock (one client) or to hand it over (several), in round trips of the
+/// network.
 fn round_trips(cell: &Cell, waits: &[f64], hand_overs: &[f64]) -> Option<(&'static str, f64)> {
     let waited = if cell.clients() == 1 { waits } else { hand_overs };
     Some(("round_trips", records::quantile(waited, 0.5)? / cell.round_trip_ms as f64))

@@ -1,4 +1,4 @@
-//! The peers: what the folders say of themselves, and whether they can run here.
+//! The peers: their descriptions, and whether they can run here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// A library, as its `peer.json` describes it.
+/// A library, as described by its `peer.json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Peer {
     #[serde(default)]
@@ -32,7 +32,7 @@ enum Description {
     Several(Vec<Peer>),
 }
 
-/// A peer in one of its variants: what stands in a row of a table.
+/// A peer in one of its variants: a row of a table.
 #[derive(Clone, Debug)]
 pub struct Contestant {
     pub peer: Peer,
@@ -40,7 +40,7 @@ pub struct Contestant {
 }
 
 impl Contestant {
-    /// What names it in files and on the command line.
+    /// The name in files and on the command line.
     pub fn id(&self) -> String {
         match self.peer.variants.len() {
             0 | 1 => self.peer.id.clone(),
@@ -48,7 +48,7 @@ impl Contestant {
         }
     }
 
-    /// What names it in tables.
+    /// The name in tables.
     pub fn label(&self) -> String {
         match self.peer.variants.len() {
             0 | 1 => self.peer.name.clone(),
@@ -60,7 +60,7 @@ impl Contestant {
         self.peer.locks.iter().any(|own| own == lock)
     }
 
-    /// Whether it is this module, through whatever client.
+    /// Whether it is this module, with any client.
     pub fn is_rlock(&self) -> bool {
         self.peer.server == "rlock"
     }
@@ -70,14 +70,14 @@ impl Contestant {
     }
 }
 
-/// A peer that cannot take part, and why.
+/// A peer that cannot take part, and the reason.
 #[derive(Clone, Debug)]
 pub struct Absent {
     pub peer: Peer,
     pub reason: String,
 }
 
-/// Reads what the folders in `programs` say.
+/// Reads the descriptions in the folders of `programs`.
 pub fn discover(programs: &[PathBuf]) -> Result<Vec<Peer>> {
     let mut peers = Vec::new();
     for parent in programs {
@@ -111,16 +111,16 @@ fn read(folder: &Path) -> Result<Vec<Peer>> {
     Ok(peers)
 }
 
-/// Keeps those that were asked for, by their ids, in the order of the folders.
+/// Selects peers by their ids, in the order of the folders.
 pub fn choose(peers: Vec<Peer>, ids: &[String]) -> Result<Vec<Peer>> {
     if let Some(unknown) = ids.iter().find(|id| peers.iter().all(|peer| peer.id != **id)) {
         let known: Vec<_> = peers.iter().map(|peer| peer.id.as_str()).collect();
-        bail!("there is no peer {unknown}; there are {}", known.join(" "));
+        bail!("unknown peer '{unknown}'; expected {}", known.join(" "));
     }
     Ok(peers.into_iter().filter(|peer| ids.is_empty() || ids.contains(&peer.id)).collect())
 }
 
-/// Installs what each peer needs, and sorts them into those that can run and those that cannot.
+/// Installs what each peer needs, and separates those that can run from those that cannot.
 pub fn prepare(peers: Vec<Peer>) -> Result<(Vec<Contestant>, Vec<Absent>)> {
     let (mut contestants, mut absent) = (Vec::new(), Vec::new());
     for peer in peers {
@@ -129,13 +129,13 @@ pub fn prepare(peers: Vec<Peer>) -> Result<(Vec<Contestant>, Vec<Absent>)> {
             .arg(&peer.id)
             .stdin(Stdio::null())
             .output()
-            .with_context(|| format!("{} has no prepare that can be run", peer.folder.display()))?;
+            .with_context(|| format!("cannot run prepare in {}", peer.folder.display()))?;
         if output.status.success() {
             let variants = if peer.variants.is_empty() { vec!["default".to_owned()] } else { peer.variants.clone() };
             contestants.extend(variants.into_iter().map(|variant| Contestant { peer: peer.clone(), variant }));
         } else {
             let said = String::from_utf8_lossy(&output.stdout);
-            let reason = said.lines().last().unwrap_or("its prepare failed and did not say why").to_owned();
+            let reason = said.lines().last().unwrap_or("its prepare failed without a reason").to_owned();
             eprintln!("  cannot take part: {reason}");
             absent.push(Absent { peer, reason });
         }

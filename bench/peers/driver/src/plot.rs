@@ -13,7 +13,7 @@ const WIDTH: i32 = 900;
 const TOP: i32 = 44;
 const ROW: i32 = 26;
 const BOTTOM: i32 = 40;
-/// Where the bars begin, and where the longest one ends.
+/// The left end of all bars, and the right end of the longest.
 const LEFT: i32 = 300;
 const RIGHT: i32 = 790;
 const FONT: &str = "sans-serif";
@@ -29,7 +29,8 @@ pub struct Bar {
     pub is_ours: bool,
 }
 
-/// Draws bars with their rounds' smallest and largest figure as a line. Bars without a positive figure are left out.
+/// Draws bars, each with a line from the smallest to the largest figure of the rounds. Bars without
+/// a positive figure are left out.
 pub fn bars(path: &Path, title: &str, bars: &[Bar]) -> Result<()> {
     let bars: Vec<&Bar> = bars.iter().filter(|bar| bar.summary.min > 0.0).collect();
     let height = TOP + ROW * i32::try_from(bars.len())? + BOTTOM;
@@ -72,7 +73,7 @@ fn draw_bar(
     Ok(())
 }
 
-/// From figures to places, by powers of ten.
+/// Maps figures to positions, on a logarithmic scale.
 struct Scale {
     low: i32,
     high: i32,

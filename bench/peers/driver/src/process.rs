@@ -1,4 +1,4 @@
-//! Processes of our own, which end when their owner is dropped, and with the driver however it ends.
+//! Child processes, which end when their owner is dropped, and with the driver however it ends.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
@@ -12,13 +12,14 @@ use crate::clock;
 
 const GRACE: Duration = Duration::from_secs(3);
 
-/// A child in a process group of its own, so that what it has started ends with it.
+/// A child in its own process group, so that processes which it has started end with it.
 pub struct Process {
     child: Child,
 }
 
 impl Process {
-    /// Starts it. Only the main thread may do so: the kernel kills the child when the thread that started it ends.
+    /// Starts the child. Only the main thread may do so, because the kernel kills the child when
+    /// the thread that started it ends.
     pub fn start(mut command: Command) -> Result<Self> {
         command.process_group(0);
         die_with_parent(&mut command);
@@ -35,19 +36,20 @@ impl Process {
         &mut self.child
     }
 
-    /// Whether it has ended, and how.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Result<Option<std::process::ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Ends it and all that it has started, as a crash does.
+    /// Kills it and all processes that it has started, like a crash.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
-        // It may have ended before; then this takes its status, so that no zombie stays.
+        // This reads the status even if it ended before, so that no zombie stays.
         let _ = self.child.wait();
     }
 
-    /// Asks it to end, and kills it if it does not. A server that has processes of its own needs the time to end them.
+    /// Asks it to end, and kills it if it does not. A server with child processes needs time to end
+    /// them.
     fn end(&mut self) {
         self.signal(Signal::TERM);
         let deadline = clock::now() + GRACE;
@@ -59,7 +61,7 @@ impl Process {
 
     fn signal(&mut self, signal: Signal) {
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            // There is nothing to do about a group that is gone already.
+            // The group may already be gone.
             let _ = kill_process_group(group, signal);
         }
     }

@@ -1,4 +1,4 @@
-//! A peer's program: its start, its conversation over a pipe, and its records.
+//! A peer's program: its start, the protocol over a pipe, and its records.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -16,11 +16,11 @@ use crate::peer::Contestant;
 use crate::process::Process;
 use crate::records::{self, Record};
 
-/// JVMs start, ten thousand threads connect.
+/// JVMs take time to start, and ten thousand threads to connect.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
 const DONE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What one program is told to do.
+/// The work of one program.
 #[derive(Clone, Debug)]
 pub struct Assignment {
     pub server: SocketAddr,
@@ -47,14 +47,14 @@ pub struct Program {
     seconds: f64,
 }
 
-/// How it ended.
+/// The result of a program.
 pub struct Outcome {
     pub records: Vec<Record>,
     pub errors: u64,
 }
 
 impl Program {
-    /// Starts it; its files go into `folder`, under `name`.
+    /// Starts the program. Its files go into `folder`, under `name`.
     pub fn start(contestant: &Contestant, assignment: &Assignment, folder: &Path, name: &str) -> Result<Self> {
         let (out, log) = (folder.join(format!("{name}.csv")), folder.join(format!("{name}.log")));
         let mut command = Command::new(contestant.peer.folder.join("run"));
@@ -107,7 +107,7 @@ impl Program {
         self.wait_for("held", READY_TIMEOUT).map(drop)
     }
 
-    /// When the next client had the lock, if the program has told of one.
+    /// When the next client got the lock, if the program has reported one.
     pub fn next_got_ns(&mut self) -> Option<u64> {
         self.lines.try_iter().find_map(|line| line.strip_prefix("got ")?.rsplit(' ').next()?.parse().ok())
     }
@@ -120,7 +120,7 @@ impl Program {
         Ok(Outcome { records, errors })
     }
 
-    /// Ends it as a crash does.
+    /// Kills the program, like a crash.
     pub fn kill(&mut self) {
         self.process.kill();
     }
@@ -130,19 +130,19 @@ impl Program {
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(clock::now())) {
                 Ok(line) if line.split(' ').next() == Some(word) => return Ok(line),
-                // A grant, or what a library prints.
+                // A grant, or output of a library.
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    bail!("it has not said {word:?} for {timeout:?}; {}", self.complaint())
+                    bail!("it did not print {word:?} within {timeout:?}; {}", self.complaint())
                 }
                 Err(RecvTimeoutError::Disconnected) => bail!("it ended before {word:?}; {}", self.complaint()),
             }
         }
     }
 
-    /// The first line that it wrote to stderr.
+    /// The first line of its stderr.
     fn complaint(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
-        text.lines().next().map_or("it wrote nothing to stderr".to_owned(), |line| line.chars().take(300).collect())
+        text.lines().next().map_or("its stderr is empty".to_owned(), |line| line.chars().take(300).collect())
     }
 }

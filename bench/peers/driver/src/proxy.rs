@@ -1,6 +1,7 @@
-//! A network that delays: a proxy on loopback that lets every byte arrive later, as on a longer way.
+//! A network with a delay: a proxy on loopback that delivers every byte later.
 //!
-//! Threads rather than tasks: a runtime's timer counts in whole milliseconds, and half of 5 ms is not one.
+//! It uses threads instead of tasks: the timer of a runtime counts whole milliseconds, and half of
+//! 5 ms is not a whole number.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -14,19 +15,19 @@ use crate::clock;
 
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// Listens until the driver ends; it costs nothing while nobody uses it.
+/// Listens until the driver ends. Without connections it costs nothing.
 pub struct Proxy {
     address: SocketAddr,
 }
 
 impl Proxy {
-    /// Begins to listen for connections to `server`, each way of which takes half of `round_trip`.
+    /// Listens for connections to `server`. Each direction takes half of `round_trip`.
     pub fn start(server: SocketAddr, round_trip: Duration) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // A server that is gone closes the client's connection, as it would without a proxy.
+                // If the server is gone, the client's connection closes, as without a proxy.
                 let _ = join(client, server, round_trip / 2);
             }
         });
@@ -47,7 +48,8 @@ fn join(client: TcpStream, server: SocketAddr, delay: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Carries bytes one way: one thread notes when they came, another one sends them when they are due.
+/// Forwards bytes in one direction: one thread notes when they arrive, another sends them when they
+/// are due.
 fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -66,7 +68,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
                 break;
             }
         }
-        // The other side sees the end, or the failure, as if there were no proxy.
+        // The other side sees the end or the failure, as without a proxy.
         let _ = to.shutdown(Shutdown::Both);
     });
 }

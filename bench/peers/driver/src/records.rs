@@ -1,4 +1,4 @@
-//! What the programs have recorded, and what follows from it.
+//! The records of the programs, and the figures derived from them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -6,11 +6,12 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// Who asked this much later than another one who still waited, and was served before, has overtaken. The time when a
-/// client asks is its own, and on a busy machine a thread may stand still between looking at the clock and sending.
+/// How much later than a waiting client another one must ask to count as overtaking. Clients record
+/// the time themselves, and on a busy machine a thread may be suspended between reading the clock
+/// and sending.
 const OVERTAKING_NS: u64 = 10_000_000;
 
-/// A lock that was taken and freed. Times are CLOCK_MONOTONIC in nanoseconds.
+/// One acquisition and release. Times are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 pub struct Record {
     pub client: u32,
@@ -33,7 +34,7 @@ impl Record {
         ms(self.got_ns.saturating_sub(self.asked_ns))
     }
 
-    /// What the pair took without the section between.
+    /// The duration of the pair without the section in between.
     pub fn pair_ms(&self) -> f64 {
         ms(self.got_ns.saturating_sub(self.asked_ns) + self.freed_ns.saturating_sub(self.free_ns))
     }
@@ -43,7 +44,7 @@ fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// Reads what a program has written.
+/// Reads the records that a program has written.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let read = || -> csv::Result<Vec<Record>> {
         let mut reader = csv::ReaderBuilder::new().has_headers(false).from_path(path)?;
@@ -57,7 +58,7 @@ fn parse(row: &csv::StringRecord) -> csv::Result<Record> {
     Ok(Record { client, lock, asked_ns, got_ns, free_ns, freed_ns, weight: 1 })
 }
 
-/// The figure that `share` of all are not above (nearest rank).
+/// The smallest figure that at least `share` of all figures do not exceed (nearest rank).
 pub fn quantile(figures: &[f64], share: f64) -> Option<f64> {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -65,17 +66,17 @@ pub fn quantile(figures: &[f64], share: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// How evenly the pairs are spread over the clients.
+/// How evenly the pairs are distributed over the clients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shares {
     /// Jain's index.
     pub jain: f64,
-    /// The pairs of the client with the fewest, against the mean.
+    /// The pairs of the client with the fewest, relative to the mean.
     pub min: f64,
     pub max: f64,
 }
 
-/// Those of clients `0 … clients-1`; a client without a record has no pair.
+/// The shares of clients `0 … clients-1`. A client without a record has no pair.
 pub fn shares(records: &[Record], clients: usize) -> Option<Shares> {
     let mut pairs: HashMap<u32, f64> = HashMap::new();
     for record in records {
@@ -89,7 +90,7 @@ pub fn shares(records: &[Record], clients: usize) -> Option<Shares> {
     (sum > 0.0).then(|| Shares { jain: sum * sum / (clients as f64 * squares), min: fewest / mean, max: most / mean })
 }
 
-/// What one lock went through, in the order in which it was had.
+/// The records of each lock, in the order of the grants.
 fn by_lock(records: &[Record]) -> BTreeMap<u32, Vec<Record>> {
     let mut locks: BTreeMap<u32, Vec<Record>> = BTreeMap::new();
     for record in records {
@@ -101,8 +102,8 @@ fn by_lock(records: &[Record]) -> BTreeMap<u32, Vec<Record>> {
     locks
 }
 
-/// From the moment that a holder began to free the lock until the next one had it, in milliseconds, for each next
-/// holder that had asked before. Only for locks that one client holds at a time.
+/// The times from the start of a release until the next client has the lock, in milliseconds, for
+/// each next holder that had asked before. Only for locks with one holder at a time.
 pub fn hand_overs_ms(records: &[Record]) -> Vec<f64> {
     let locks = by_lock(records);
     let pairs = locks.values().flat_map(|of_one| of_one.windows(2));
@@ -115,14 +116,14 @@ pub fn hand_overs_ms(records: &[Record]) -> Vec<f64> {
         .collect()
 }
 
-/// How many grants exceeded the capacity of their lock: at the time of the grant the others that held it, and had not
-/// begun to free it, left too little.
+/// How many grants exceeded the capacity of their lock: when they were granted, holders that had
+/// not begun to release left too little of it.
 pub fn overlaps(records: &[Record], capacity: u32) -> usize {
     let locks = by_lock(records);
     locks
         .values()
         .map(|of_one| {
-            // Those that may still hold, by when they begin to free.
+            // Possible holders, with the moment at which they begin to release.
             let mut holding: Vec<(u64, u32)> = Vec::new();
             let mut overlaps = 0;
             for record in of_one {
@@ -136,7 +137,7 @@ pub fn overlaps(records: &[Record], capacity: u32) -> usize {
         .sum()
 }
 
-/// How many grants went to a client that had asked well after another one that still waited.
+/// How many grants went to a client that had asked much later than another one that still waited.
 pub fn overtakings(records: &[Record]) -> usize {
     let locks = by_lock(records);
     locks

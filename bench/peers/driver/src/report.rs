@@ -1,4 +1,4 @@
-//! The page: plots for who has a minute, tables for who has more.
+//! The page: plots for a quick look, tables for details.
 
 use std::fmt::{self, Write};
 use std::fs;
@@ -15,7 +15,7 @@ use crate::peer::{Absent, Contestant};
 use crate::plot::{self, Bar};
 use crate::samples::{Samples, Summary};
 
-/// All that a run has found.
+/// All results of a run.
 pub struct Report<'a> {
     pub machine: &'a Machine,
     pub contestants: &'a [Contestant],
@@ -28,7 +28,7 @@ pub struct Report<'a> {
     pub works: &'a [Work],
 }
 
-/// A plot on top of the page, and what it says in a sentence.
+/// A plot at the top of the page, and its sentence.
 struct Picture {
     file: &'static str,
     title: &'static str,
@@ -45,17 +45,17 @@ const PICTURES: [Picture; 4] = [
     Picture {
         file: "contended.svg",
         title: "Pairs per second, 64 clients on one lock (more is better)",
-        question: "How often does a lock that 64 clients want change hands?",
+        question: "How often does a lock that 64 clients compete for change hands?",
         work: Work::Contended,
         cell: CONTENDED_64,
         figure: "pairs_per_s",
-        unit: "pairs a second",
+        unit: "pairs per second",
         is_rate: true,
     },
     Picture {
         file: "hand-over.svg",
         title: "Hand-over p99 in ms, 64 clients on one lock (less is better)",
-        question: "How long does the lock lie idle between two holders, at worst in 99 of 100 cases?",
+        question: "How long is the lock idle between two holders (99th percentile)?",
         work: Work::Contended,
         cell: CONTENDED_64,
         figure: "hand_over_p99_ms",
@@ -65,17 +65,17 @@ const PICTURES: [Picture; 4] = [
     Picture {
         file: "server-cpu.svg",
         title: "Server CPU per pair in µs, 16 clients, each with its own lock (less is better)",
-        question: "What does taking and freeing a free lock cost the server?",
+        question: "What does an acquisition and release of a free lock cost the server?",
         work: Work::Uncontended,
         cell: UNCONTENDED_16,
         figure: "server_us_per_pair",
-        unit: "µs of CPU a pair",
+        unit: "µs of CPU per pair",
         is_rate: false,
     },
     Picture {
         file: "crash.svg",
         title: "From the death of a holder to the next holder in ms (less is better)",
-        question: "For how long does everybody wait when a holder crashes?",
+        question: "How long do clients wait when a holder crashes?",
         work: Work::Crash,
         cell: crash::HOLDER,
         figure: "next_holder_ms",
@@ -86,21 +86,23 @@ const PICTURES: [Picture; 4] = [
 
 /// Why a client that polls can have as many pairs as one that is handed the lock.
 const PAIRS_AND_HAND_OVERS: &str = "\
-A pair is not a hand-over. Who polls and sleeps between two tries takes the lock it has just freed once more, before the others look: see *Jain* and
-*least share* below (1 and 1 where each has the same). That costs no message to another client, which is what most of a hand-over costs. So a client that sleeps can have
-as many pairs as one whose lock goes around, while some of its users get next to none.";
+A pair is not a hand-over. A client that polls and sleeps between attempts often reacquires the lock that
+it has just released, before another client looks: see *Jain* and *least share* below (1 and 1 if all
+clients get the same). That needs no message to another client, which is most of the cost of a
+hand-over. So a client that sleeps can have as many pairs as one whose lock is handed over, while some
+of its users get almost none.";
 
-/// A column: what stands above it, the figure, and whether the rounds' ends are shown.
+/// A column: heading, figure, and whether the smallest and largest round are shown.
 type Column = (&'static str, &'static str, bool);
 
 impl Report<'_> {
-    /// The contestant that others are compared with: the module without a client of its own.
+    /// The contestant that others are compared with: the module with a third-party client.
     pub fn baseline(&self) -> Option<&Contestant> {
         let ours = || self.contestants.iter().filter(|contestant| contestant.is_rlock());
         ours().find(|contestant| contestant.peer.id == "jedis").or_else(|| ours().next())
     }
 
-    /// Writes the page, and beside it the folder with plots and figures.
+    /// Writes the page, and the folder with plots and figures beside it.
     pub fn write(&self, page: &Path) -> Result<()> {
         let stem = page.file_stem().context("the report needs a name")?;
         let folder = page.with_file_name(stem);
@@ -119,13 +121,10 @@ impl Report<'_> {
 
     fn page(&self, out: &mut String, folder: &str) -> fmt::Result {
         writeln!(out, "# Benchmarks\n")?;
+        writeln!(out, "rlock compared with other locks: the same work on the same machine, each with its own client.")?;
         writeln!(
             out,
-            "rlock beside what people would use instead: the same work on the same machine, with each one's own client."
-        )?;
-        writeln!(
-            out,
-            "This page was written by `make bench-peers`; what the module's own parts cost is in [benchmarks-module.md](benchmarks-module.md).\n"
+            "`make bench-peers` wrote this page. [benchmarks-module.md](benchmarks-module.md) has the costs of the module's parts.\n"
         )?;
         for picture in &PICTURES {
             if !self.bars(picture).is_empty() {
@@ -142,7 +141,7 @@ impl Report<'_> {
         self.method(out, folder)
     }
 
-    /// Best first.
+    /// The bars of a plot, best first.
     fn bars(&self, picture: &Picture) -> Vec<Bar> {
         let mut bars: Vec<Bar> = self
             .contestants
@@ -178,9 +177,9 @@ impl Report<'_> {
     fn aims(&self, out: &mut String) -> fmt::Result {
         writeln!(
             out,
-            "## Aims\n\nQuotients of figures of the same round; the median of the rounds, the smallest and the largest.\n"
+            "## Aims\n\nRatios of figures of the same round: the median of the rounds, with the smallest and the largest.\n"
         )?;
-        writeln!(out, "| aim | to be | is | met |\n|---|---|---|---|")?;
+        writeln!(out, "| figure | aim | result | met |\n|---|---|---|---|")?;
         for aim in aims::of(self) {
             let result = aim.result.map_or("not measured".to_owned(), with_ends);
             let met = match aim.is_met {
@@ -194,7 +193,7 @@ impl Report<'_> {
     }
 
     fn peers(&self, out: &mut String) -> fmt::Result {
-        writeln!(out, "## Who takes part\n\n| peer | version | language | server | |\n|---|---|---|---|---|")?;
+        writeln!(out, "## Peers\n\n| peer | version | language | server | |\n|---|---|---|---|---|")?;
         let mut seen = Vec::new();
         for contestant in self.contestants {
             let peer = &contestant.peer;
@@ -242,7 +241,7 @@ impl Report<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        // The first column is the one that peers are compared by.
+        // The first column is the one by which peers are compared.
         let lead = columns.first().map_or("", |column| column.1);
         writeln!(out, "### {cell}\n")?;
         let heads: Vec<&str> = columns.iter().map(|column| column.0).collect();
@@ -270,10 +269,7 @@ impl Report<'_> {
         if self.failures.is_empty() {
             return Ok(());
         }
-        writeln!(
-            out,
-            "## What did not come about\n\n| work | cell | peer | rounds | why, the first time |\n|---|---|---|---:|---|"
-        )?;
+        writeln!(out, "## Failures\n\n| work | cell | peer | rounds | first reason |\n|---|---|---|---:|---|")?;
         let mut seen: Vec<(Work, &str, &str)> = Vec::new();
         for failure in self.failures {
             let place = (failure.work, failure.cell.as_str(), failure.peer.as_str());
@@ -293,14 +289,14 @@ impl Report<'_> {
         for (name, value) in self.machine {
             writeln!(out, "- {name}: {value}")?;
         }
-        writeln!(out, "- {} rounds of all peers in turns, about {} s a cell", self.rounds, self.seconds)?;
+        writeln!(out, "- {} rounds of all peers, in turns, about {} s per cell", self.rounds, self.seconds)?;
         writeln!(
             out,
-            "\nClients and servers share the machine, so a rate is that of a client and its server together; the server's CPU is its own."
+            "\nClients and servers share the machine, so a rate is that of both together. The server's CPU time is its own."
         )?;
         writeln!(
             out,
-            "What each figure means, and how to run it: [bench/peers/README.md](../bench/peers/README.md). All rounds are in {}.",
+            "[bench/peers/README.md](../bench/peers/README.md) explains the figures and how to run the benchmark. All rounds are in {}.",
             self.files(folder)
         )
     }
@@ -315,31 +311,37 @@ fn heading(work: Work) -> (&'static str, &'static str) {
     match work {
         Work::Uncontended => (
             "Uncontended",
-            "Each client takes and frees a lock of its own. Times are those of the pair; CPU, commands and bytes are the server's.",
+            "Each client acquires and releases its own lock. Times are those of the pair; CPU, commands and bytes are the server's.",
         ),
         Work::Contended => (
             "Contended",
-            "All clients want one lock, in one process or eight, and hold it for the time in the title. A share of 1 is the mean of the clients.",
+            "All clients compete for one lock, in one or eight processes, and hold it for the time in the title. \
+             A share of 1 is the mean of the clients.",
         ),
         Work::Fair => (
             "Fair lock",
-            "The same on a lock that serves in the order of asking. Overtaken are grants to a client that had asked 10 ms or more after another one that still waited.",
+            "The same on a lock that serves requests in order. *Overtaken* counts grants to a client \
+             that asked at least 10 ms after another one that still waited.",
         ),
-        Work::ReadWrite => ("Read-write lock", "Readers and writers of one lock, each in a process of their own."),
-        Work::Semaphore => ("Semaphore", "All clients want one of the permits."),
+        Work::ReadWrite => ("Read-write lock", "Readers and writers of one lock, in one process for each kind."),
+        Work::Semaphore => ("Semaphore", "All clients compete for the permits."),
         Work::Crash => (
             "Crash",
-            "A holder is killed while others wait, with a lease or a session's timeout of 30 s, and with what the peer has against waiting for that; the module has \
-             `SESSION`. Then Redis is killed under load and started again on its append-only file, with leases of 5 s: \
-             who does not repeat a release whose answer was lost waits for that.",
+            "A holder is killed while other clients wait. The lease or the session's timeout is 30 s; a peer may \
+             have a way to free the lock earlier, and the module uses `SESSION`. Then Redis is killed under load \
+             and restarted with its append-only file. There leases are 5 s: a client that does not repeat a \
+             release whose answer was lost keeps the lock that long.",
         ),
         Work::Growth => (
             "Growth",
-            "What a pair costs as more wait for one lock, and beside more locks that are held. Memory is Redis's `used_memory` for each.",
+            "The cost of a pair with more clients waiting for one lock, and with more other locks held. Memory is \
+             Redis's `used_memory` per waiter or lock.",
         ),
         Work::Latency => (
             "Slow network",
-            "A proxy between client and server lets every round trip take so long. A client alone: round trips until it has the lock. Several: from the beginning of a release until the next one has it.",
+            "A proxy between client and server delays every round trip by the time in the title. One client: the \
+             round trips until it has the lock. Several clients: the round trips from the start of a release \
+             until the next client has the lock.",
         ),
     }
 }
@@ -365,9 +367,9 @@ fn columns(cell: &Cell) -> Vec<Column> {
         Work::Growth => {
             columns = vec![("main thread µs/pair", "main_thread_us_per_pair", true), ("pairs/s", "pairs_per_s", false)];
             columns.push(if cell.held > 0 {
-                ("bytes a lock", "bytes_per_lock", false)
+                ("bytes per lock", "bytes_per_lock", false)
             } else {
-                ("bytes a waiter", "bytes_per_waiter", false)
+                ("bytes per waiter", "bytes_per_waiter", false)
             });
         }
         _ => {
@@ -390,7 +392,7 @@ fn with_ends(summary: Summary) -> String {
     format!("{} ({}–{})", number(summary.median), number(summary.min), number(summary.max))
 }
 
-/// A figure with as many digits as say something.
+/// Formats a figure with its significant digits.
 pub fn number(figure: f64) -> String {
     let magnitude = figure.abs();
     if magnitude >= 1000.0 {

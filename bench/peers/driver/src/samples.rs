@@ -1,4 +1,4 @@
-//! The figures of a run: one row for each cell, peer and round, and what the rounds say together.
+//! The figures of a run: one row per cell, peer and round, and the summaries of the rounds.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::cell::Work;
 
-/// What was measured of one peer, in one cell, in one round.
+/// The measurement of one peer, in one cell, in one round.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub work: Work,
@@ -18,7 +18,7 @@ pub struct Sample {
     pub figures: Vec<(&'static str, f64)>,
 }
 
-/// The rounds of a figure.
+/// The summary of a figure over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     pub median: f64,
@@ -26,12 +26,12 @@ pub struct Summary {
     pub max: f64,
 }
 
-/// All of them.
+/// All samples of a run.
 #[derive(Debug, Default)]
 pub struct Samples(Vec<Sample>);
 
 impl Summary {
-    /// Of the rounds' figures; none if there are none.
+    /// The summary of some figures; `None` if there are none.
     pub fn of(figures: &[f64]) -> Option<Self> {
         let mut sorted = figures.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -50,7 +50,7 @@ impl Samples {
         self.0.push(sample);
     }
 
-    /// The works of which there is something.
+    /// The kinds of work with samples.
     pub fn works(&self) -> Vec<Work> {
         let works: BTreeSet<Work> = self.0.iter().map(|sample| sample.work).collect();
         works.into_iter().collect()
@@ -62,7 +62,7 @@ impl Samples {
         Summary::of(&figures)
     }
 
-    /// The quotients of two peers' figures, round by round.
+    /// The ratios of two peers' figures, round by round.
     pub fn ratio(&self, work: Work, cell: &str, (above, below): (&str, &str), figure: &str) -> Option<Summary> {
         let quotients: Vec<f64> = self
             .of(work, cell, above, figure)
@@ -75,7 +75,7 @@ impl Samples {
         Summary::of(&quotients)
     }
 
-    /// The quotients of one peer's figures in two cells, round by round.
+    /// The ratios of one peer's figures in two cells, round by round.
     pub fn growth(&self, work: Work, (large, small): (&str, &str), peer: &str, figure: &str) -> Option<Summary> {
         let quotients: Vec<f64> = self
             .of(work, large, peer, figure)
@@ -102,7 +102,7 @@ impl Samples {
         })
     }
 
-    /// Writes a file for each kind of work, a row for each sample.
+    /// Writes a file for each kind of work, with a row for each sample.
     pub fn write(&self, folder: &Path) -> Result<()> {
         for work in self.works() {
             let path = folder.join(format!("{}.csv", work.name()));

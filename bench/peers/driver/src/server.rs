@@ -1,7 +1,7 @@
-//! The servers: Redis with the module and without, and those that a folder of programs brings along.
+//! The servers: Redis with and without the module, and those that a folder of programs provides.
 //!
-//! Each listens on a free port of 127.0.0.1, has its data in a temporary folder, and ends when its [`Server`] is
-//! dropped.
+//! Each listens on a free port of 127.0.0.1, keeps its data in a temporary folder, and ends when
+//! its [`Server`] is dropped.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -25,7 +25,7 @@ const OTHER_FILES: u64 = 200;
 pub struct Servers {
     pub redis: PathBuf,
     pub module: PathBuf,
-    /// The folders that have the folders of programs.
+    /// The folders that contain the folders of programs.
     pub programs: Vec<PathBuf>,
 }
 
@@ -34,12 +34,12 @@ pub struct Server {
     process: Process,
     address: SocketAddr,
     start: StartLine,
-    /// To Redis only.
+    /// Only for Redis.
     control: Option<redis::Connection>,
     folder: TempDir,
 }
 
-/// Enough to start it once more.
+/// The command line, to restart the server.
 #[derive(Clone)]
 struct StartLine {
     program: PathBuf,
@@ -47,7 +47,7 @@ struct StartLine {
     is_redis: bool,
 }
 
-/// What Redis tells about itself, and what was taken from it at the same moment.
+/// The server's counters, read at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     pub at_ns: u64,
@@ -58,11 +58,12 @@ pub struct Counters {
 }
 
 impl Servers {
-    /// Starts a server of this kind. `append_only` lets Redis survive a restart.
+    /// Starts a server of a kind. With `append_only`, Redis keeps its data over a restart.
     pub fn start(&self, kind: &str, append_only: bool) -> Result<Server> {
         rlimit::increase_nofile_limit(MAX_CLIENTS + OTHER_FILES).context("cannot raise RLIMIT_NOFILE")?;
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
-        // Another process may take the port before the server does; then the server fails, and this run with it.
+        // Another process may take the port before the server binds it. Then the server fails, and
+        // this run too.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
         let start = match kind {
             "redis" | "rlock" => self.redis_line(kind, append_only, address, folder.path())?,
@@ -70,7 +71,7 @@ impl Servers {
         };
         let process = start.run(folder.path())?;
         let mut server = Server { process, address, start, control: None, folder };
-        server.wait_until_ready().with_context(|| format!("the server {kind} does not start: {}", server.log()))?;
+        server.wait_until_ready().with_context(|| format!("the server {kind} did not start: {}", server.log()))?;
         Ok(server)
     }
 
@@ -116,7 +117,7 @@ impl Server {
         self.address
     }
 
-    /// Kills it and starts it again on what it has written.
+    /// Kills the server and restarts it with the data that it has written.
     pub fn crash_and_restart(&mut self) -> Result<()> {
         self.process.kill();
         self.control = None;
@@ -124,7 +125,7 @@ impl Server {
         self.wait_until_ready()
     }
 
-    /// What it has counted until now.
+    /// Its counters so far.
     pub fn counters(&mut self) -> Result<Counters> {
         let (at_ns, cpu) = (clock::monotonic_ns(), CpuNs::of(self.process.id()));
         let mut counters = Counters { at_ns, cpu, ..Counters::default() };
@@ -137,14 +138,14 @@ impl Server {
         Ok(counters)
     }
 
-    /// The version that it tells, of Redis only.
+    /// The version, for Redis only.
     pub fn redis_version(&mut self) -> Result<Option<String>> {
         let Some(control) = &mut self.control else { return Ok(None) };
         let info: String = redis::cmd("INFO").arg("server").query(control)?;
         Ok(field(&info, "redis_version").map(str::to_owned))
     }
 
-    /// Removes all that is left of one measurement before the next one, where that can be said.
+    /// Removes the data of a measurement before the next one. Only Redis supports that.
     pub fn empty(&mut self) -> Result<()> {
         if let Some(control) = &mut self.control {
             redis::cmd("FLUSHALL").arg("SYNC").exec(control)?;
@@ -154,20 +155,20 @@ impl Server {
 
     /// A connection to Redis.
     pub fn control(&mut self) -> Result<&mut redis::Connection> {
-        self.control.as_mut().context("this server is no Redis")
+        self.control.as_mut().context("this server is not a Redis")
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let deadline = clock::now() + START_TIMEOUT;
         loop {
             if let Some(status) = self.process.ended()? {
-                bail!("it has ended with {status}");
+                bail!("it ended with {status}");
             }
             if self.answers() {
                 return Ok(());
             }
             if clock::now() > deadline {
-                bail!("it does not answer");
+                bail!("it did not answer within 60 s");
             }
             std::thread::sleep(Duration::from_millis(5));
         }

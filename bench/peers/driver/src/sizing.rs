@@ -1,4 +1,4 @@
-//! What one server carries, from the figures of the comparison: for `docs/operations.md`.
+//! What one server can carry, from the figures of the comparison: for `docs/operations.md`.
 
 use std::fmt::Write;
 
@@ -9,14 +9,14 @@ use crate::samples::Summary;
 
 const UNCONTENDED_64: &str = "64 clients";
 
-/// One line: what, and which figure of which cell and client says so.
+/// One line: its text, and the figure of a cell and a peer.
 struct Line {
     text: &'static str,
     work: Work,
     cell: &'static str,
     peer: &'static str,
     figure: &'static str,
-    /// From the figure to what is shown.
+    /// Converts the figure to the shown value.
     shown: fn(f64) -> f64,
 }
 
@@ -24,14 +24,14 @@ fn as_it_is(figure: f64) -> f64 {
     figure
 }
 
-/// How often something fits into a second that takes so many microseconds.
+/// How many operations fit into a second if each takes `us` microseconds.
 fn per_second(us: f64) -> f64 {
     1e6 / us
 }
 
 const LINES: [Line; 10] = [
     Line {
-        text: "pairs a second of one core of the server, uncontended, a connection for each client",
+        text: "pairs per second and core of the server, uncontended, one connection per client",
         work: Work::Uncontended,
         cell: UNCONTENDED_64,
         peer: "jedis",
@@ -39,7 +39,7 @@ const LINES: [Line; 10] = [
         shown: per_second,
     },
     Line {
-        text: "the same, clients of rlock-client that share a connection",
+        text: "the same with rlock-client, whose clients share a connection",
         work: Work::Uncontended,
         cell: UNCONTENDED_64,
         peer: "rlock-client",
@@ -47,7 +47,7 @@ const LINES: [Line; 10] = [
         shown: per_second,
     },
     Line {
-        text: "hand-overs a second of one core of the server, 64 blocked connections on one lock",
+        text: "hand-overs per second and core of the server, 64 blocked connections on one lock",
         work: Work::Contended,
         cell: CONTENDED_64,
         peer: "jedis",
@@ -55,7 +55,7 @@ const LINES: [Line; 10] = [
         shown: per_second,
     },
     Line {
-        text: "the same, 64 clients of rlock-client that share a connection",
+        text: "the same with 64 clients of rlock-client, which share a connection",
         work: Work::Contended,
         cell: CONTENDED_64,
         peer: "rlock-client",
@@ -63,7 +63,7 @@ const LINES: [Line; 10] = [
         shown: per_second,
     },
     Line {
-        text: "hand-overs a second that were measured on one lock, server and 64 clients on one machine",
+        text: "measured hand-overs per second on one lock, server and 64 clients on one machine",
         work: Work::Contended,
         cell: CONTENDED_64,
         peer: "jedis",
@@ -71,7 +71,7 @@ const LINES: [Line; 10] = [
         shown: as_it_is,
     },
     Line {
-        text: "bytes over the network for a pair",
+        text: "bytes over the network per pair",
         work: Work::Uncontended,
         cell: UNCONTENDED_64,
         peer: "jedis",
@@ -79,7 +79,7 @@ const LINES: [Line; 10] = [
         shown: as_it_is,
     },
     Line {
-        text: "bytes of memory for a held lock, of a million",
+        text: "bytes of memory per held lock, with a million",
         work: Work::Growth,
         cell: "1000000 locks",
         peer: "jedis",
@@ -87,7 +87,7 @@ const LINES: [Line; 10] = [
         shown: as_it_is,
     },
     Line {
-        text: "bytes of memory for a blocked waiter, of a thousand: a connection",
+        text: "bytes of memory per blocked waiter (a connection), with a thousand",
         work: Work::Growth,
         cell: "1000 waiters",
         peer: "jedis",
@@ -95,7 +95,7 @@ const LINES: [Line; 10] = [
         shown: as_it_is,
     },
     Line {
-        text: "bytes of memory for a waiter by `NOTIFY`, of ten thousand of rlock-client",
+        text: "bytes of memory per `NOTIFY` waiter of rlock-client, with ten thousand",
         work: Work::Growth,
         cell: "10000 waiters",
         peer: "rlock-client",
@@ -103,7 +103,7 @@ const LINES: [Line; 10] = [
         shown: as_it_is,
     },
     Line {
-        text: "µs of the main thread a pair with ten thousand who wait",
+        text: "µs of the main thread per pair, with ten thousand waiters",
         work: Work::Growth,
         cell: "10000 waiters",
         peer: "rlock-client",
@@ -112,7 +112,7 @@ const LINES: [Line; 10] = [
     },
 ];
 
-/// The table.
+/// The table of the page.
 pub fn table(report: &Report<'_>) -> String {
     let mut text = String::from("| what | median | rounds |\n|---|---:|---:|\n");
     for line in &LINES {

@@ -1,4 +1,4 @@
-//! What the kernel has counted for a server's processes.
+//! The kernel's counters for a server's processes.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,29 +6,29 @@ use std::fs;
 /// CPU time in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuNs {
-    /// Of the thread that executes commands, where the server has one such.
+    /// Of the thread that executes commands, if the server has one.
     pub main_thread: u64,
-    /// Of the process and all that it has started, also of those that have ended.
+    /// Of the process and all of its descendants, including those that have ended.
     pub all: u64,
 }
 
 impl CpuNs {
-    /// That of the server with this process id; zero of what is gone.
+    /// The CPU time of the server with this process id; zero for processes that are gone.
     pub fn of(process_id: u32) -> Self {
         Self { main_thread: main_thread_ns(process_id).unwrap_or(0), all: tree_ns(process_id) }
     }
 }
 
-/// From the scheduler, in nanoseconds; up to a tick old while the thread runs.
+/// From the scheduler, in nanoseconds. Up to one tick old while the thread runs.
 fn main_thread_ns(process_id: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{process_id}/task/{process_id}/schedstat")).ok()?;
     text.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// A process as `/proc/ID/stat` has it.
+/// A process, from `/proc/ID/stat`.
 struct Entry {
     parent: u32,
-    /// User and system time of it and of its children that have ended, in ticks.
+    /// User and system time of the process and its ended children, in ticks.
     ticks: u64,
 }
 
@@ -36,7 +36,8 @@ fn tree_ns(root: u32) -> u64 {
     let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second();
     let entries = entries();
     let is_below = |mut id: u32| {
-        // A process table is no deeper than this; it may change while it is read.
+        // Process trees are not deeper than this. The limit also ends a loop if the table changes
+        // meanwhile.
         for _ in 0..64 {
             if id == root {
                 return true;
@@ -60,7 +61,7 @@ fn entries() -> HashMap<u32, Entry> {
 
 fn entry(id: u32) -> Option<Entry> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // `id (name) state parent …`, and a name may contain anything. Fields are counted from the state, the third of proc(5).
+    // `id (name) state parent …`, and a name may contain anything. The state is field 3 of proc(5).
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let ticks = number(14)? + number(15)? + number(16)? + number(17)?;

@@ -1,6 +1,6 @@
-//! The peers in Rust: rlock-client and rslock. What a program does is in bench/peers/README.md.
+//! The peers in Rust: rlock-client and rslock. bench/peers/README.md has the protocol.
 //!
-//! A client is a task. Nothing is calculated here.
+//! A client is a task. This program calculates nothing.
 
 mod clients;
 
@@ -19,12 +19,12 @@ use tokio::sync::watch;
 use clients::{Asked, Client, Clients};
 
 const WARM_UPS: usize = 20;
-/// With ten thousand clients the warm-up of each is short: together they have done enough.
+/// With this many clients, the warm-up of each is short.
 const MANY_CLIENTS: usize = 1000;
 const WARM_UP_WAIT: Duration = Duration::from_secs(60);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(10);
 
-/// What the driver says.
+/// The driver's arguments.
 #[derive(Clone, Debug, Parser)]
 pub struct Arguments {
     #[arg(long)]
@@ -64,7 +64,7 @@ impl Arguments {
     }
 }
 
-/// When a client asked, had the lock, began to free it, and had freed it.
+/// When a client asked, got the lock, began to release it, and had the answer.
 type Times = [u64; 4];
 
 /// CLOCK_MONOTONIC.
@@ -73,12 +73,12 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// What all clients of this process share.
+/// The state that all clients of this process share.
 struct Work {
     arguments: Arguments,
     errors: AtomicU64,
     streams: bool,
-    /// When to end, as soon as the driver has said `go`.
+    /// When to end; set when the driver has said `go`.
     end_ns: watch::Receiver<u64>,
 }
 
@@ -96,13 +96,13 @@ async fn main() -> Result<()> {
         tasks.push(tokio::spawn(live(number, client, Arc::clone(&work), warm.clone())));
     }
     drop(warm);
-    // Each task drops its sender when it is warm.
+    // Each task drops its sender after its warm-up.
     while warmed.recv().await.is_some() {}
     ensure!(tasks.iter().all(|task| !task.is_finished()), "a client could not start");
     say("ready");
     let mut line = String::new();
     BufReader::new(tokio::io::stdin()).read_line(&mut line).await?;
-    ensure!(line.trim() == "go", "the driver has gone");
+    ensure!(line.trim() == "go", "the driver is gone");
     go.send_replace(now_ns() + (arguments.seconds * 1e9) as u64);
     let mut records = Vec::new();
     for (number, task) in (arguments.first..).zip(tasks) {
@@ -120,7 +120,8 @@ fn say(line: &str) {
 }
 
 fn write(arguments: &Arguments, records: &[(usize, Vec<Times>)]) -> Result<usize> {
-    let file = std::fs::File::create(&arguments.out).with_context(|| format!("no {}", arguments.out.display()))?;
+    let file =
+        std::fs::File::create(&arguments.out).with_context(|| format!("cannot create {}", arguments.out.display()))?;
     let mut file = std::io::BufWriter::new(file);
     for (number, times) in records {
         let lock = number % arguments.locks;
@@ -145,7 +146,7 @@ async fn live(
             Ok(Asked::Held(held)) => held.release().await?,
             Ok(Asked::InVain) => {}
             Err(error) => {
-                eprintln!("client {number} cannot start: {error}");
+                eprintln!("client {number} could not start: {error}");
                 return Err(error);
             }
         }
@@ -181,7 +182,7 @@ async fn live(
     }
 }
 
-/// Takes the lock and frees it. None: it was not to be had in time.
+/// Takes the lock and releases it. Returns `None` on a timeout.
 async fn pair(
     client: &Client,
     key: &str,

@@ -1,4 +1,5 @@
-//! What is looked at when everybody has gone: whether servers live, what is left over, and what a replica makes of it.
+//! Checks after all clients have left: whether the servers are alive, whether anything is left
+//! over, and whether a new replica agrees.
 
 use std::thread;
 use std::time::Duration;
@@ -13,35 +14,37 @@ use super::wire::{Connection, info, now_us};
 use crate::history::{Key, Kind, Rule, Violation};
 use crate::timeline::SLACK_US;
 
-/// How long a server without a listener needs to stop propagating, and then some.
+/// Longer than a server without a listener takes to stop propagating.
 const UNHEARD: Duration = Duration::from_millis(2_500);
 
-/// What a server never logs while all is well.
-const BAD_NEWS: [&str; 4] = ["rlock caught a bug", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
+/// Log lines that a healthy server never writes.
+const FAULTS_IN_LOG: [&str; 4] = ["rlock caught a bug", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
 
-/// What a replica logs that has not what its master has, or a server whose file says something else than was done.
+/// Logged by a replica that differs from its master, or by a server whose file differs from what
+/// was done.
 const DIFFERS: &str = "could not be applied";
 
-/// Whether a server has ended, or is about to: it may be busy for a while with what it says of that.
+/// Whether a server has ended or is about to: writing its crash report may take a while.
 pub(super) fn has_ended(server: &mut Server) -> bool {
     let mut violations = Vec::new();
     check_life("server", server.is_alive(), &server.log(), &mut violations);
     !violations.is_empty()
 }
 
-/// A server has not ended, and has not logged that something is wrong.
+/// Checks that a server has not ended, and has not logged a fault.
 pub fn check_life(name: &str, is_alive: bool, log: &str, violations: &mut Vec<Violation>) {
     if let Some(said) = log.lines().find(|line| line.contains(DIFFERS)) {
-        violations.push(Violation { rule: Rule::ReplicaAgrees, story: format!("the {name} says: {said}") });
+        violations.push(Violation { rule: Rule::ReplicaAgrees, story: format!("the {name} logged: {said}") });
     }
-    let said = log.lines().find(|line| BAD_NEWS.iter().any(|news| line.contains(news)));
+    let said = log.lines().find(|line| FAULTS_IN_LOG.iter().any(|news| line.contains(news)));
     if !is_alive || said.is_some() {
-        let story = format!("the {name} has ended or says: {}", said.unwrap_or_default());
+        let story = format!("the {name} ended or logged: {}", said.unwrap_or_default());
         violations.push(Violation { rule: Rule::ServerLives, story });
     }
 }
 
-/// Everybody has gone: nothing is held but what a short lease still keeps.
+/// Checks that nothing is held after all clients have left, except by a short lease that is still
+/// running.
 ///
 /// # Errors
 ///
@@ -55,7 +58,7 @@ pub fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut 
                 let holders = fields.iter().skip(3).step_by(2).next();
                 let is_idle = key.kind == Kind::Semaphore && holders == Some(&Value::Array(Vec::new()));
                 if !is_idle {
-                    left.push(format!("{} is held by nobody who is left: {fields:?}", key.name));
+                    left.push(format!("{} is held after all clients have left: {fields:?}", key.name));
                 }
             }
         }
@@ -67,7 +70,8 @@ pub fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut 
     }
 }
 
-/// Semaphores are there for ever: without them, and when the last short lease is over, a server has no key any more.
+/// Checks that a server has no key left. Semaphores never go by themselves, so they are deleted
+/// first, and the last short lease may still have to expire.
 ///
 /// # Errors
 ///
@@ -79,7 +83,7 @@ pub fn check_emptied(control: &mut Connection, keys: &[Key], violations: &mut Ve
     let deadline_us = now_us() + LONG_LEASES.lease_ms * 1000 + SLACK_US;
     while control.ask("DBSIZE")? != Value::Int(0) {
         if now_us() > deadline_us {
-            let story = format!("there are keys still, as {:?}", control.ask("RANDOMKEY")?);
+            let story = format!("a key is left: {:?}", control.ask("RANDOMKEY")?);
             violations.push(Violation { rule: Rule::NothingIsLeftOver, story });
             break;
         }
@@ -88,7 +92,7 @@ pub fn check_emptied(control: &mut Connection, keys: &[Key], violations: &mut Ve
     Ok(())
 }
 
-/// Looks at what is left when the clients have gone, and lets a replica follow.
+/// Checks what is left after the clients, and lets a replica follow.
 pub(super) fn look_afterwards(
     master: &Server,
     replica: &Server,
@@ -100,7 +104,8 @@ pub(super) fn look_afterwards(
     follow(&mut control, replica, master.address().port(), violations)
 }
 
-/// A first replica comes to a master that nobody has listened to, is compared with it, and takes over.
+/// Attaches the first replica to a master that had no listener so far, compares the two, and
+/// promotes the replica.
 fn follow(control: &mut Connection, replica: &Server, master_port: u16, violations: &mut Vec<Violation>) -> Result<()> {
     thread::sleep(UNHEARD);
     let mut there = Connection::insist(replica.address())?;
@@ -108,7 +113,7 @@ fn follow(control: &mut Connection, replica: &Server, master_port: u16, violatio
     let deadline_us = now_us() + 20_000_000;
     while !info(&mut there)?.contains("master_link_status:up") {
         if now_us() > deadline_us {
-            return Err(anyhow!("the replica does not come")).context(replica.log());
+            return Err(anyhow!("the replica did not connect within 20 s")).context(replica.log());
         }
         thread::sleep(Duration::from_millis(20));
     }

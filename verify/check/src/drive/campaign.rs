@@ -1,4 +1,4 @@
-//! Workers, a replica that comes in the middle, a wall clock that steps, and what is looked at in the end.
+//! A campaign: clients, faults, and the checks at the end.
 
 use std::collections::{HashMap, HashSet};
 use std::env;
@@ -17,7 +17,7 @@ use super::half_open::Network;
 use super::harm::{Harm, Interruptions};
 use super::monitor::{Monitor, Orders};
 use super::processes::{Order, Process};
-use super::proof::why_nothing_is_proved;
+use super::proof::why_it_proves_nothing;
 use super::sentinel::Sentinels;
 use super::server::{Disk, Program, Server, WallClock};
 use super::wire::{Connection, now_us};
@@ -27,38 +27,38 @@ use crate::record::Record;
 use crate::timeline::SLACK_US;
 use crate::{rules, takeovers};
 
-/// How a campaign is led.
+/// The parameters of a campaign.
 #[derive(Clone, Debug)]
 pub struct Campaign {
-    /// What to start.
+    /// The server and module to start.
     pub program: Program,
-    /// For how long clients work.
+    /// How long clients work.
     pub lasts: Duration,
-    /// What the clients' choices are drawn from.
+    /// The seed of the clients' random choices.
     pub seed: u64,
-    /// How many clients.
+    /// The number of clients.
     pub workers: u64,
-    /// What goes wrong meanwhile.
+    /// The fault that happens meanwhile.
     pub faults: Faults,
 }
 
-/// What came of it.
+/// The result of a campaign.
 pub struct Report {
-    /// What was recorded.
+    /// Everything that was recorded.
     pub record: Record,
-    /// What of that the rules were asked about.
+    /// The part of it that the rules checked.
     pub history: History,
-    /// How often a request to acquire was granted: an owner that has the lock may be granted it again.
+    /// How many requests were granted. An owner that already holds a lock may be granted it again.
     pub acquisitions: usize,
-    /// How many different tokens there were: each is one lock that was given to one owner.
+    /// How many different tokens there were. Each stands for one lock granted to one owner.
     pub locks: usize,
-    /// What must not have happened.
+    /// The broken rules.
     pub violations: Vec<Violation>,
     /// How the fault was made, if there is more than one way.
     pub way: Option<&'static str>,
 }
 
-/// How long clients ask for at most where they are lost with their holds.
+/// The longest lease and wait of clients whose holds may be lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// The longest lease.
@@ -67,30 +67,33 @@ pub(super) struct Limits {
     pub(super) wait_ms: u64,
 }
 
-/// A lease that is longer than any wait leaves a waiter something to believe in, and what is held by nobody is free too late for those who wait.
+/// The lease is longer than any wait, so a waiter that is granted can still believe in its hold.
+/// But a lock that is lost with its client expires too late for the requests that wait for it.
 pub(super) const LONG_LEASES: Limits = Limits { lease_ms: 5_000, wait_ms: 3_000 };
 
-/// Where a release may be lost with the server that heard of it, the lock is free when its lease is over: that has to be within the slack.
+/// Where a release may be lost with the server that received it, the lock becomes free only when
+/// its lease expires. That has to happen within the slack.
 const SHORT_LEASES: Limits = Limits { lease_ms: 1_500, wait_ms: LONG_WAIT_MS };
 
-/// For so many clients there is one more lock of each kind to compete for. Fewer clients are in each other's way too rarely; more only wait.
+/// One lock of each kind for this many clients. Fewer clients rarely collide; more only wait.
 const CLIENTS_PER_SET: u64 = 6;
 
-/// A request for many keys is for three mutexes at most.
+/// A request for many keys takes at most three mutexes.
 const LEAST_SETS: u64 = 3;
 
-/// How many processes of clients there are. One of them is stopped at a time, and the others are to get on.
+/// The number of client processes. One of them is stopped at a time, while the others get on.
 const PROCESSES: u64 = 3;
 
-/// All keys and channels of a campaign end in it, so in a cluster they are in one slot.
+/// All keys and channels of a campaign end with this tag, so in a cluster they share one slot.
 pub(super) const SLOT: &str = "{slot}";
 
 impl Report {
-    /// Writes all that was recorded into a folder, under a name that is made of some words, if a rule was broken. Returns where.
+    /// If a rule was broken, writes the record into a folder, under a name made of `words`. Returns
+    /// its path.
     ///
     /// # Errors
     ///
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn keep(&self, folder: &Path, words: &str) -> Result<Option<PathBuf>> {
         if self.violations.is_empty() {
             return Ok(None);
@@ -104,11 +107,11 @@ impl Report {
 }
 
 impl Campaign {
-    /// Leads it to its end, and checks what was recorded.
+    /// Runs the campaign, and checks what it recorded.
     ///
     /// # Errors
     ///
-    /// If a server cannot be started, or a client fails in a way that no rule is about.
+    /// If a server cannot be started, or a client fails in a way that no rule covers.
     pub fn run(&self) -> Result<Report> {
         let clocks = [WallClock::new()?, WallClock::new()?];
         let program = Program {
@@ -154,7 +157,7 @@ impl Campaign {
             demotions,
             is_of_several_servers: self.faults.moves_slots(),
             is_undisturbed: self.faults == Faults::Clock,
-            is_always_taken: self.faults.server_always_takes(),
+            accepts_releases: self.faults.server_accepts_releases(),
             refuses_acquisitions: self.faults.refuses_acquisitions(),
             waits_end_in_pauses: self.faults.ends_waits_in_pauses(),
             clocks_differ_us: self.faults.replica_is_behind_us(),
@@ -163,10 +166,10 @@ impl Campaign {
         };
         violations.extend(rules::check(&mut history));
         if violations.is_empty() {
-            // Otherwise what was found explains why it failed.
+            // Otherwise the violations explain the failure.
             ended?;
         }
-        if let Some(why) = why_nothing_is_proved(self.faults, self.lasts, &history) {
+        if let Some(why) = why_it_proves_nothing(self.faults, self.lasts, &history) {
             violations.push(Violation { rule: Rule::ServerLives, story: why.into() });
         }
         let tokens = || history.operations.iter().filter_map(|one| one.token());
@@ -175,12 +178,12 @@ impl Campaign {
         Ok(Report { record, history, acquisitions, locks, violations, way })
     }
 
-    /// Whether clients reach the server through a network that can be led elsewhere.
+    /// Whether clients reach the server through a network that can route them elsewhere.
     fn has_network(&self) -> bool {
         self.faults.loses_connections() || self.faults.is_moving() || self.faults.is_in_cluster()
     }
 
-    /// The locks to compete for, with semaphores that are there.
+    /// The locks to compete for. Creates the semaphores.
     pub(super) fn make_keys(&self, control: &mut Connection) -> Result<Arc<[Key]>> {
         let keys = self.keys();
         for key in keys.iter().filter(|key| key.kind == Kind::Semaphore) {
@@ -189,7 +192,8 @@ impl Campaign {
         Ok(keys)
     }
 
-    /// Some locks of each kind to compete for, and two for each client alone. In rounds of a soak, which have a seed each, no name comes again.
+    /// Some locks of each kind to compete for, and two for each client alone. The seed is in each
+    /// name, so the rounds of a soak never reuse one.
     fn keys(&self) -> Arc<[Key]> {
         let mut keys = Vec::new();
         let sets = self.workers.div_ceil(CLIENTS_PER_SET).max(LEAST_SETS);
@@ -209,7 +213,7 @@ impl Campaign {
         keys.into()
     }
 
-    /// Clients in processes of their own, where these are to be stopped.
+    /// Starts clients in processes of their own if the fault stops processes.
     fn start_processes(&self, address: SocketAddr, until_us: u64, keys: &[Key]) -> Result<Vec<Process>> {
         let numbers = if self.faults == Faults::ClientStop { 0..PROCESSES } else { 0..0 };
         let program = self.program.clients.clone().map_or_else(env::current_exe, Ok)?;
@@ -217,7 +221,7 @@ impl Campaign {
         numbers.map(|number| Process::start(&program, &order(number))).collect()
     }
 
-    /// Lets the clients work, and puts what they recorded in the server's order.
+    /// Lets the clients work, and gives their requests the server's order.
     pub(super) fn record(
         &self,
         master: &mut Server,
@@ -242,7 +246,7 @@ impl Campaign {
         let until_us = now_us() + u64::try_from(self.lasts.max(self.faults.lasts_at_least()).as_micros())?;
         let limits = if self.faults.forgets_releases() { SHORT_LEASES } else { LONG_LEASES };
         let (survives, is_cluster) = (self.faults != Faults::Clock, self.faults.is_in_cluster());
-        let stays = self.faults.server_always_takes();
+        let stays = self.faults.server_accepts_releases();
         let (mut operations, interruptions) = thread::scope(|scope| {
             let mut workers = Vec::new();
             for number in 0..self.workers {
@@ -258,14 +262,14 @@ impl Campaign {
                         worker = worker.in_cluster();
                     }
                     if stays {
-                        worker = worker.with_server_that_stays();
+                        worker = worker.with_steady_server();
                     }
                     let worked = worker.work(until_us);
                     Ok((worker.operations, worked))
                 }));
             }
             let processes = self.start_processes(reached_at, until_us, keys)?;
-            // Everybody is connected before something goes wrong.
+            // All clients connect before the first fault.
             thread::sleep(Duration::from_millis(500));
             let (faults, seed, network, sentinels) = (self.faults, self.seed, network.as_ref(), sentinels.as_ref());
             let interruptions = Interruptions::default();
@@ -283,11 +287,11 @@ impl Campaign {
                 has_rested: false,
                 seed,
             };
-            let interruptions = match harm.go_on(until_us) {
+            let interruptions = match harm.run_until(until_us) {
                 Ok(interruptions) => interruptions,
-                // Nobody meant that to happen. What else is seen then is of no account.
+                // The server was not meant to end. Later records do not count.
                 Err(error) if has_ended(master) || has_ended(replica) => {
-                    let story = format!("a server has ended by itself: {error:#}");
+                    let story = format!("a server ended by itself: {error:#}");
                     violations.push(Violation { rule: Rule::ServerLives, story });
                     Interruptions::default()
                 }
@@ -298,16 +302,20 @@ impl Campaign {
                 operations.extend(process.finish()?);
             }
             for worker in workers {
-                let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client has panicked"))??;
+                let (recorded, worked) = worker.join().map_err(|_| anyhow!("a client panicked"))??;
                 operations.extend(recorded);
                 if let Err(error) = worked {
-                    violations.push(Violation { rule: Rule::ServerLives, story: format!("a client fails: {error:#}") });
+                    violations
+                        .push(Violation { rule: Rule::ServerLives, story: format!("a client failed: {error:#}") });
                 }
             }
             Ok::<_, anyhow::Error>((operations, interruptions))
         })?;
         let orders = monitor.map_or_else(|| Ok(Orders::default()), Monitor::finish).unwrap_or_else(|error| {
-            violations.push(Violation { rule: Rule::ServerLives, story: format!("no order is known: {error:#}") });
+            violations.push(Violation {
+                rule: Rule::ServerLives,
+                story: format!("the order of requests is unknown: {error:#}"),
+            });
             Orders::default()
         });
         set_orders(&mut operations, &orders);
@@ -318,8 +326,8 @@ impl Campaign {
     }
 }
 
-/// Gives each request that acquires its place in the server's order. Of an owner some of whose requests were not heard it is not known
-/// which place is whose.
+/// Gives each request that acquires its position in the server's order. If MONITOR missed some
+/// requests of an owner, the positions of that owner stay unknown.
 fn set_orders(operations: &mut [Operation], orders: &Orders) {
     let mut asked: HashMap<u64, u64> = HashMap::new();
     for one in operations.iter().filter(|one| matches!(one.call, Call::Acquire { .. })) {

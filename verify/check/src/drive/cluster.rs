@@ -1,7 +1,7 @@
-//! Two nodes of a cluster: a slot goes from one to the other, or a replica takes over.
+//! A cluster of two nodes: a slot moves from one to the other, or a replica takes over.
 //!
-//! A move is finished whatever happens to the nodes meanwhile: its steps are taken again until both agree on where the slot is. Nothing
-//! else moves it back.
+//! A move is completed whatever happens to the nodes meanwhile: its steps are repeated until both
+//! agree where the slot is. Nothing else moves it back.
 
 use std::thread;
 use std::time::Duration;
@@ -13,22 +13,23 @@ use super::campaign::SLOT;
 use super::server::Server;
 use super::wire::{Connection, info, now_us, text};
 
-/// How long nodes may take to agree. One that was killed takes no requests for two seconds after it has come back.
+/// How long nodes may take to agree. A node that was killed accepts no requests for two seconds
+/// after its restart.
 const AGREE_US: u64 = 30_000_000;
 
-/// How long an attempt of `CLUSTER FAILOVER` may take: the server gives it five seconds.
+/// How long one attempt of `CLUSTER FAILOVER` may take. The server gives it five seconds.
 const ATTEMPT_US: u64 = 6_000_000;
 
-/// How many keys one MIGRATE takes along.
+/// How many keys one MIGRATE moves.
 const KEYS_A_STEP: usize = 3;
 
-/// Makes two servers a cluster. All slots are on the first.
+/// Joins two servers to a cluster. The first has all slots.
 ///
 /// # Errors
 ///
-/// If they do not come to know each other.
+/// If they do not find each other.
 pub fn join(first: &Server, second: &Server) -> Result<()> {
-    let bus_port = second.bus_port().context("the second server is a node of a cluster")?;
+    let bus_port = second.bus_port().context("the second server is no node of a cluster")?;
     let mut there = Connection::open(first.address())?;
     there.ask("CLUSTER ADDSLOTSRANGE 0 16383")?;
     there.ask(&format!("CLUSTER MEET 127.0.0.1 {} {bus_port}", second.address().port()))?;
@@ -36,14 +37,14 @@ pub fn join(first: &Server, second: &Server) -> Result<()> {
     wait_until_it_is_up(second)
 }
 
-/// Waits until the cluster of two takes requests, as far as a node knows.
+/// Waits until a node reports that the cluster of two accepts requests.
 ///
 /// # Errors
 ///
-/// If it does not.
+/// If it does not within 30 seconds.
 pub fn wait_until_it_is_up(node: &Server) -> Result<()> {
     let mut connection = Connection::open(node.address())?;
-    until("the cluster stays down", || {
+    until("the cluster stayed down", || {
         let info = text(connection.ask("CLUSTER INFO")?)?;
         Ok(info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2"))
     })
@@ -53,13 +54,13 @@ pub fn wait_until_it_is_up(node: &Server) -> Result<()> {
 ///
 /// # Errors
 ///
-/// If it does not come to that.
+/// If it does not follow within 30 seconds.
 pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
     let id = text(Connection::open(master.address())?.ask("CLUSTER MYID")?)?;
     let mut there = Connection::open(replica.address())?;
-    // It may not have heard yet that the other one is a master.
-    until("the replica does not come", || {
-        // Asked again, it would begin again.
+    // It may not know yet that the other node is a master.
+    until("the replica did not connect to its master", || {
+        // A second request would start over.
         if !info(&mut there)?.contains("role:slave") {
             there.call(&format!("CLUSTER REPLICATE {id}"));
         }
@@ -67,25 +68,26 @@ pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
     })
 }
 
-/// Lets a replica take over as `CLUSTER FAILOVER` does, with `FORCE` or `TAKEOVER` or nothing, and waits until its master follows it.
-/// Returns when it had become the master.
+/// Lets a replica take over by `CLUSTER FAILOVER`, where `how` is `FORCE`, `TAKEOVER` or empty, and
+/// waits until its former master follows it. Returns when it had become the master.
 ///
 /// # Errors
 ///
-/// If it does not come to that.
+/// If it does not take over within 30 seconds.
 pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<u64> {
     let [mut there, mut here] = [Connection::open(master.address())?, Connection::open(replica.address())?];
     let (mut attempt_ends_us, mut taken_over_us) = (0, None);
-    until("the replica does not take over", || {
+    until("the replica did not take over", || {
         let is_master = info(&mut here)?.contains("role:master");
         if is_master {
             taken_over_us.get_or_insert_with(now_us);
         } else {
-            // Redis 7.0 sometimes counts the votes of the election before, and finds soon after that it has not become the master. Meanwhile the other
-            // one waits for it.
+            // Redis 7.0 sometimes counts the votes of the previous election, and soon finds that it
+            // has not become the master. Meanwhile the other node waits for it.
             taken_over_us = None;
             if now_us() > attempt_ends_us {
-                // Before that, another request would end the first attempt, which ends by itself if the other one does not agree.
+                // Only after the attempt has run out: another request would end it. It ends by
+                // itself if the other node does not agree.
                 here.call(&format!("CLUSTER FAILOVER {how}"));
                 attempt_ends_us = now_us() + ATTEMPT_US;
             }
@@ -95,13 +97,13 @@ pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<u64> {
     Ok(taken_over_us.unwrap_or_else(now_us))
 }
 
-/// Whether a node follows another one, and has what that one has.
+/// Whether a node follows another one and has its data.
 fn is_replica(node: &mut Connection) -> Result<bool> {
     let info = info(node)?;
     Ok(info.contains("role:slave") && info.contains("master_link_status:up"))
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds, or fails with `otherwise`.
 fn until(otherwise: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline_us = now_us() + AGREE_US;
     while !is_so()? {
@@ -111,23 +113,24 @@ fn until(otherwise: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
-/// Moves the slot of all keys from the first node to the second, a few keys a step. `at_each_step` may do harm to both.
+/// Moves the slot of all keys from the first node to the second, a few keys per step.
+/// `at_each_step` may do harm to both.
 ///
 /// # Errors
 ///
-/// If the nodes do not come to agree, or `at_each_step` fails.
+/// If the nodes do not agree within 30 seconds, or `at_each_step` fails.
 pub fn move_slot(
     mut ends: [&mut Server; 2],
     mut at_each_step: impl FnMut(&mut [&mut Server; 2]) -> Result<()>,
 ) -> Result<()> {
     let deadline_us = now_us() + AGREE_US;
     loop {
-        // A node that was killed refuses for a while, and a step that was taken already is refused as well.
+        // A node that was killed refuses for a while. A step that was already taken is refused too.
         let step = take_step(&ends);
         if matches!(step, Ok(true)) {
             return Ok(());
         }
-        ensure!(now_us() < deadline_us, "the slot does not move: {step:?}");
+        ensure!(now_us() < deadline_us, "the slot did not move: {step:?}");
         if step.is_ok() {
             at_each_step(&mut ends)?;
         } else {
@@ -136,14 +139,14 @@ pub fn move_slot(
     }
 }
 
-/// Whether the move is at its end.
+/// Takes one step. Returns whether the move is complete.
 fn take_step(ends: &[&mut Server; 2]) -> Result<bool> {
     let [mut source, mut target] = [Connection::open(ends[0].address())?, Connection::open(ends[1].address())?];
     let Value::Int(slot) = source.ask(&format!("CLUSTER KEYSLOT {SLOT}"))? else {
         return Ok(false);
     };
     let (source_id, target_id) = (text(source.ask("CLUSTER MYID")?)?, text(target.ask("CLUSTER MYID")?)?);
-    // Refused where the node has the slot already.
+    // Refused if the node already has the slot.
     let _ = target.call(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
     let _ = source.call(&format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"));
     let Value::Array(keys) = source.ask(&format!("CLUSTER GETKEYSINSLOT {slot} {KEYS_A_STEP}"))? else {
@@ -152,7 +155,8 @@ fn take_step(ends: &[&mut Server; 2]) -> Result<bool> {
     if !keys.is_empty() {
         let (keys, port) =
             (keys.into_iter().map(text).collect::<Result<Vec<_>>>()?, ends[1].address().port().to_string());
-        // After a crash a key may be on both, and counts where the slot is.
+        // After a crash a key may exist on both nodes. The copy of the node that has the slot
+        // counts.
         let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "REPLACE", "KEYS"];
         words.extend(keys.iter().map(String::as_str));
         source.ask_words(&words)?;

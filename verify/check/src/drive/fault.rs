@@ -1,70 +1,79 @@
-//! What can go wrong while clients work, and what they may expect then.
+//! The faults that can happen while clients work, and what clients may expect then.
 
 use std::time::Duration;
 
 use super::server::Disk;
 
-/// More than it takes a replica to take over in agreement with its master. A hold may outlast its lease by so much at each takeover, or end so much
-/// earlier: with more of it what lost clients hold would be kept for longer than the slack.
+/// More than a replica takes to take over in agreement with its master. At each takeover a hold may
+/// outlast its lease by this much, or end this much earlier. With a larger value the holds of lost
+/// clients would outlast the slack.
 const BEHIND_US: u64 = 300_000;
 
-/// One kind of fault.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
     /// The server's wall clock steps by up to an hour, in either direction.
     Clock,
-    /// The server stands still, its connections are cut, and it is killed and comes back.
+    /// The server is suspended, its connections are cut, and it is killed and restarted.
     Crashes,
-    /// The server stands still now and then, and connections are cut.
+    /// The server is suspended now and then, and connections are cut.
     Disconnects,
-    /// The server is killed as by `kill -9`, and comes back with what is on its disk, and with a clock that was set back.
+    /// `kill -9` of the server, which restarts with the data on its disk, and with a clock that was
+    /// set back.
     Kill,
-    /// The server is stopped and goes on, as by SIGSTOP and SIGCONT.
+    /// SIGSTOP and SIGCONT of the server.
     Stop,
-    /// Processes of clients are stopped and go on, mostly for longer than their leases.
+    /// SIGSTOP and SIGCONT of processes of clients, mostly for longer than their leases.
     ClientStop,
-    /// Every connection is ended by CLIENT KILL, again and again.
+    /// CLIENT KILL of every connection, again and again.
     ClientKill,
-    /// Connections are lost, and the server does not know of it for a while.
+    /// Connections are lost, and the server does not notice for a while.
     HalfOpen,
-    /// The memory is full (`maxmemory`).
+    /// Memory is full (`maxmemory`).
     Memory,
     /// The disk of the append-only file is full.
     FullDisk,
-    /// Clients that do not read are closed because of their output buffers, with requests in the same buffers.
+    /// The server closes clients that do not read because of their output buffers, with requests in
+    /// the same buffers.
     OutputBuffers,
-    /// The server becomes a replica, in the middle of everything, and a master again.
+    /// The server is demoted to a replica while clients work, and promoted again.
     Demotion,
-    /// The server is killed, and its replica takes over at once, with what it has heard.
+    /// The server is killed, and its replica takes over at once, with the data that it has
+    /// received.
     Failover,
-    /// Sentinels put the replica in the place of the server, which is killed, or lives and does not know yet.
+    /// Sentinels replace the server by its replica. The server was killed, or lives and does not
+    /// know yet.
     Sentinel,
-    /// Sentinels put the replica in the place of a server that stands still, and goes on as a master until it is told.
+    /// Sentinels replace a suspended server by its replica. When it goes on, it is a master until a
+    /// Sentinel demotes it.
     SentinelStop,
-    /// The same as [`Faults::Sentinel`], and in between connections are ended by CLIENT KILL, or lost.
+    /// The same as [`Faults::Sentinel`]. In between, connections are ended by CLIENT KILL, or lost.
     SentinelStorms,
-    /// The slot of all keys moves between two nodes of a cluster, to and fro.
+    /// The slot of all keys moves back and forth between two nodes of a cluster.
     SlotMoves,
-    /// The same, and now and then one of the two, or both at once, are killed in the middle of it and come back with what is on their disks.
+    /// The same. Now and then one node, or both at once, are killed during a move, and restart with
+    /// what is on their disks.
     SlotMovesAndKills,
-    /// A replica in a cluster takes over by `CLUSTER FAILOVER`, in agreement with its master: nothing may be lost.
+    /// A replica in a cluster takes over by `CLUSTER FAILOVER`, in agreement with its master:
+    /// nothing may be lost.
     ClusterFailover,
-    /// The same with `FORCE`: the other nodes vote, but the master is not asked, and both may be masters for a moment.
+    /// The same with `FORCE`: the other nodes vote, but the master is not asked, and both may be
+    /// masters for a moment.
     ClusterForce,
-    /// The same with `TAKEOVER`: nobody is asked.
+    /// The same with `TAKEOVER`: the replica asks no other node.
     ClusterTakeover,
-    /// As [`Faults::Kill`], of the node of a cluster that has the slot.
+    /// Like [`Faults::Kill`], for the node of a cluster that has the slot.
     KillInCluster,
-    /// As [`Faults::Stop`], of that node.
+    /// Like [`Faults::Stop`], for that node.
     StopInCluster,
-    /// As [`Faults::ClientKill`], on that node.
+    /// Like [`Faults::ClientKill`], for that node.
     ClientKillInCluster,
-    /// As [`Faults::HalfOpen`], to that node.
+    /// Like [`Faults::HalfOpen`], for connections to that node.
     HalfOpenInCluster,
 }
 
 impl Faults {
-    /// Those of the table, each by itself.
+    /// The faults of the table.
     pub const EACH: [Self; 23] = [
         Self::Kill,
         Self::Stop,
@@ -91,7 +100,7 @@ impl Faults {
         Self::HalfOpenInCluster,
     ];
 
-    /// As it is called in tables.
+    /// The name in tables and patches.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -123,7 +132,7 @@ impl Faults {
         }
     }
 
-    /// What the server writes to its disk.
+    /// Which data the server writes to its disk.
     pub(super) fn disk(self) -> Disk {
         match self {
             Self::Crashes | Self::Kill | Self::KillInCluster | Self::SlotMovesAndKills => Disk::Always,
@@ -132,7 +141,8 @@ impl Faults {
         }
     }
 
-    /// Whether the other server is the one to ask afterwards, at the same address as far as clients know.
+    /// Whether the other server is the master afterwards, while clients keep using the same
+    /// address.
     pub(super) fn is_moving(self) -> bool {
         self == Self::Failover || self.has_sentinels()
     }
@@ -147,36 +157,39 @@ impl Faults {
         matches!(self, Self::HalfOpen | Self::HalfOpenInCluster | Self::SentinelStorms)
     }
 
-    /// Whether the server takes what gives up, renews or cancels at any moment: it is there all the time, a master, and can write.
-    pub(super) fn server_always_takes(self) -> bool {
+    /// Whether the server accepts releases, renewals and cancellations at any moment: it is always
+    /// up, a master, and able to write.
+    pub(super) fn server_accepts_releases(self) -> bool {
         use Faults::{ClientKill, ClientStop, Clock, HalfOpen, Memory, OutputBuffers, Stop};
         let in_cluster = [Self::StopInCluster, Self::ClientKillInCluster, Self::HalfOpenInCluster];
         [Clock, Stop, ClientStop, ClientKill, HalfOpen, Memory, OutputBuffers].contains(&self)
             || in_cluster.contains(&self)
     }
 
-    /// Whether the server refuses what acquires while the fault lasts, though it takes what gives up.
+    /// Whether the server refuses to acquire while the fault lasts, although it accepts releases.
     pub(super) fn refuses_acquisitions(self) -> bool {
         self == Self::Memory
     }
 
-    /// Whether who waits is answered when its time is over, also in a pause: writing is refused then, and the server is there.
+    /// Whether waits end in time even during a pause: the server refuses writes then, but is up.
     pub(super) fn ends_waits_in_pauses(self) -> bool {
         self == Self::FullDisk
     }
 
-    /// By how much the clock of a replica is behind that of its master when it takes over. Where they do not agree on that, clocks are the same: a
-    /// replica that has not heard of all tokens gives higher ones only if its clock is behind by less than it takes to take over.
+    /// How far the clock of a replica is behind its master's when it takes over. Without an
+    /// agreement between the two the clocks are the same: a replica that lacks some tokens gives
+    /// higher ones only if its clock is behind by less than the takeover takes.
     pub(super) fn replica_is_behind_us(self) -> u64 {
         if self == Self::ClusterFailover { BEHIND_US } else { 0 }
     }
 
-    /// Whether a server goes on with leases by a clock that is behind.
+    /// Whether a server continues leases with a clock that is behind.
     pub(super) fn clock_falls_behind(self) -> bool {
         self.disk() == Disk::Always || self.replica_is_behind_us() > 0
     }
 
-    /// How long a campaign has to last to show something: until after the first fault, and the rest that follows it.
+    /// How long a campaign must last to show something: until after the first fault and the rest
+    /// that follows it.
     pub(super) fn lasts_at_least(self) -> Duration {
         Duration::from_secs(match self {
             Self::FullDisk | Self::SentinelStop => 13,
@@ -186,7 +199,7 @@ impl Faults {
         })
     }
 
-    /// Whether a hold may outlast its release: see `SHORT_LEASES` in `campaign.rs`.
+    /// Whether a hold may outlast its release. See `SHORT_LEASES` in `campaign.rs`.
     pub(super) fn forgets_releases(self) -> bool {
         self.is_moving() || matches!(self, Self::ClusterForce | Self::ClusterTakeover)
     }
@@ -202,7 +215,7 @@ impl Faults {
         matches!(self, Self::SlotMoves | Self::SlotMovesAndKills)
     }
 
-    /// Whether one of the nodes of a cluster is the other one's replica.
+    /// Whether one node of a cluster is the replica of the other.
     pub(super) fn replica_takes_over(self) -> bool {
         matches!(self, Self::ClusterFailover | Self::ClusterForce | Self::ClusterTakeover)
     }

@@ -1,4 +1,4 @@
-//! Each fault on each server, checked, and the table of what came of it.
+//! A campaign for each fault on each server, and the table of the results.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,52 +12,53 @@ use super::server::Program;
 use crate::history::Violation;
 use crate::tree::git;
 
-/// All of it.
+/// The faults and servers to try, and how.
 #[derive(Clone, Debug)]
 pub struct Faulty {
     /// The module.
     pub module: PathBuf,
-    /// The servers, each as it is called and its program.
+    /// The servers, each with a name for the table and its program.
     pub servers: Vec<(String, PathBuf)>,
-    /// How long each fault goes on on each server.
+    /// How long each fault lasts on each server.
     pub lasts: Duration,
-    /// What the clients' choices are drawn from.
+    /// The seed of the clients' random choices.
     pub seed: u64,
-    /// How many clients.
+    /// The number of clients.
     pub workers: u64,
-    /// Faults whose name contains one of these; all if there is none.
+    /// Only faults whose name contains one of these; all if empty.
     pub names: Vec<String>,
-    /// A folder for the records in which a rule was broken.
+    /// A folder for the records of campaigns that broke a rule.
     pub records: PathBuf,
 }
 
-/// What came of one fault on one server.
+/// The result of one fault on one server.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Which fault.
+    /// The fault.
     pub fault: Faults,
     /// How it was made, if there is more than one way.
     pub way: Option<&'static str>,
-    /// Which server.
+    /// The server.
     pub server: String,
     /// How many operations were recorded.
     pub operations: usize,
-    /// How often a request to acquire was granted.
+    /// How many requests were granted.
     pub acquisitions: usize,
-    /// How many locks were given, each with a token of its own.
+    /// How many locks were granted, each with a token of its own.
     pub locks: usize,
-    /// What must not have happened.
+    /// The broken rules.
     pub violations: Vec<Violation>,
-    /// Where all that was recorded is, if something of that happened.
+    /// The path of the record, if a rule was broken.
     pub record: Option<PathBuf>,
 }
 
 impl Faulty {
-    /// Tries everything, and shows each row as soon as it is there. A campaign that cannot be led to its end is an error.
+    /// Runs each campaign, and calls `show` with each row as soon as it exists. Stops at the first
+    /// campaign that cannot be completed.
     ///
     /// # Errors
     ///
-    /// If a server cannot be started, or a client fails in a way that no rule is about.
+    /// If a server cannot be started, or a client fails in a way that no rule covers.
     pub fn run(&self, mut show: impl FnMut(&Row)) -> Result<Vec<Row>> {
         let is_wanted = |fault: &Faults| {
             self.names.is_empty()
@@ -83,11 +84,12 @@ impl Faulty {
         Ok(rows)
     }
 
-    /// What a table of this run begins with: how it was made, and of what.
+    /// The line above the table of this run: the rows and servers, the parameters, the commit and
+    /// the date.
     ///
     /// # Errors
     ///
-    /// If git does not know the tree, or there is no date.
+    /// If git does not know the tree, or `date` fails.
     pub fn head(&self, root: &Path) -> Result<String> {
         let commit = said(git(root).args(["rev-parse", "--short=12", "HEAD"]))?;
         let changed = if is_changed(root)? { " and changes" } else { "" };
@@ -102,27 +104,29 @@ impl Faulty {
     }
 }
 
-/// Whether a tree is not that of its commit, but for its documents: a run writes into one of them, and the next run is of the same program.
+/// Whether a tree differs from its commit. Documents do not count, because a run writes into one of
+/// them and the next run is still of the same program.
 fn is_changed(root: &Path) -> Result<bool> {
     let mut status = git(root);
     status.args(["status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs"]);
     Ok(!said(&mut status)?.is_empty())
 }
 
-/// What a command says.
+/// The output of a command.
 fn said(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    ensure!(output.status.success(), "{command:?} fails: {}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// How the lines above a table begin, one for each run that its rows are of.
+/// The beginning of the lines above a table. There is one line for each run that made some of its
+/// rows.
 const HEAD: &str = "- ";
 
-/// How a head calls the rows of a run that was limited to none.
+/// How a head names the rows of a run without a filter.
 const ALL_ROWS: &str = "all rows";
 
-/// What stands in the place of the fault in a line that sums up others.
+/// The fault cell of a line that sums up others.
 const SUM: &str = "all";
 
 /// A line of the table.
@@ -136,7 +140,7 @@ pub struct Line {
 /// Operations, acquisitions, locks and violations.
 const COUNTS: usize = 4;
 
-/// The lines of a table, and above it one for each run that they are of.
+/// The lines of a table, and the heads of the runs that made them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     heads: Vec<String>,
@@ -144,7 +148,7 @@ pub struct Table {
 }
 
 impl Line {
-    /// What a line of a table says; `None` if it is not about one fault on one server.
+    /// Parses a line of a table; `None` if it is not about one fault on one server.
     fn read(line: &str) -> Option<Self> {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let ["", fault, server, counts @ .., ""] = cells.as_slice() else { return None };
@@ -164,33 +168,34 @@ impl From<&Row> for Line {
     }
 }
 
-/// What stands between a fault and the way in which it was made.
+/// The text between a fault and the way in which it was made.
 const BEFORE_WAY: &str = " (";
 
 impl Line {
-    /// The fault, whichever way it was made in.
+    /// The fault, without the way in which it was made.
     fn fault_name(&self) -> &str {
         self.fault.split(BEFORE_WAY).next().unwrap_or_default()
     }
 
-    /// Whether there is such a fault still.
+    /// Whether this fault still exists.
     fn is_of_a_fault(&self) -> bool {
         Faults::EACH.iter().any(|fault| fault.name() == self.fault_name())
     }
 
-    /// Whether it is about the same fault on the same server as another one.
+    /// Whether both lines are about the same fault on the same server.
     fn is_about_the_same(&self, other: &Self) -> bool {
         self.fault_name() == other.fault_name() && self.server == other.server
     }
 }
 
-/// Which rows of which servers the run of a head has made.
+/// The rows and the servers of the run of a head.
 fn made(head: &str) -> Option<(&str, Vec<&str>)> {
     let (rows, servers) = head.strip_prefix(HEAD)?.split_once(": ")?.0.rsplit_once(" of ")?;
     Some((rows, servers.split(", ").collect()))
 }
 
-/// Whether later runs have made again all that the run of a head had made: on each of its servers the same rows, or all.
+/// Whether later runs have repeated everything that the run of a head made: on each of its servers
+/// the same rows, or all rows.
 fn was_made_again(head: &str, later: &[&str]) -> bool {
     let Some((rows, servers)) = made(head) else { return false };
     let is_in = |later: &&str, server: &&str| {
@@ -199,8 +204,9 @@ fn was_made_again(head: &str, later: &[&str]) -> bool {
     servers.iter().all(|server| later.iter().any(|later| is_in(later, server)))
 }
 
-/// A table as it was, in which the lines of the same fault on the same server are the new ones. The head of the new run is added to those that
-/// are there, but for those of which nothing is left. Lines of faults that there are no more go.
+/// Updates a table: new rows replace the lines of the same fault and server. The head of the new
+/// run is added, and heads without remaining rows are dropped, as are lines of faults that no
+/// longer exist.
 #[must_use]
 pub fn renewed(before: &str, head: &str, rows: &[Row]) -> Table {
     let heads: Vec<&str> = before.lines().filter(|line| line.starts_with(HEAD)).chain([head]).collect();
@@ -217,7 +223,7 @@ pub fn renewed(before: &str, head: &str, rows: &[Row]) -> Table {
 }
 
 impl Table {
-    /// It in Markdown, with the sums of each server and of all.
+    /// The table in Markdown, with the sums of each server and of all.
     #[must_use]
     pub fn text(&self) -> String {
         let Self { heads, lines } = self;
@@ -259,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_goes_when_all_that_it_is_about_was_made_again() {
+    fn head_is_dropped_once_all_its_rows_were_made_again() {
         let before =
             "- rows with of clients of one: 1 s\n- rows with of clients of one, two: 2 s\n- all rows of one: 3 s";
         assert_eq!(renewed(before, "- rows with of clients of three, one: 4 s", &[]).heads.len(), 3);
@@ -271,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_that_a_run_has_written_is_no_change() {
+    fn written_documents_do_not_count_as_changes() {
         let tree = tempfile::tempdir().unwrap();
         let run = |words: &[&str]| {
             let who = ["-c", "user.name=a", "-c", "user.email=a@b.c"];
@@ -291,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_takes_the_place_of_the_one_before() {
+    fn new_row_replaces_the_old_one() {
         let row = |fault, server: &str, locks| Row {
             fault,
             way: None,

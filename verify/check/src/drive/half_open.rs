@@ -1,5 +1,6 @@
-//! A network between clients and a server that loses connections: both ends are silent for a while, then the client is told, and the
-//! server is not until later. To the server such a connection is half open.
+//! A network between clients and a server that loses connections. First both ends hear nothing for
+//! a while, then the client sees its connection closed, and only later the server does. Until then
+//! the connection is half open to the server.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,10 +11,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-/// How long the server believes in a connection that is lost: less than the slack that the rules leave.
-const BELIEVES: Duration = Duration::from_millis(300);
+/// How long the server does not notice a lost connection: less than the slack that the rules allow.
+const NOTICES_AFTER: Duration = Duration::from_millis(300);
 
-/// On this machine only a server whose backlog is full makes somebody wait.
+/// Connecting on this machine is slow only if a server's backlog is full.
 const LONGEST_CONNECT: Duration = Duration::from_secs(1);
 
 /// One connection through the network.
@@ -28,7 +29,7 @@ struct Wire {
 impl Wire {
     fn close(self) {
         for stream in [self.client, self.server] {
-            // It may have been closed by its other end.
+            // The other end may have closed it.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -43,7 +44,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network in front of a server.
+    /// Starts a network in front of a server.
     ///
     /// # Errors
     ///
@@ -55,39 +56,40 @@ impl Network {
         let (wires, server) = (Arc::clone(&network.wires), Arc::clone(&network.server));
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // Nobody is led elsewhere before it is known as a connection: it would not be closed then, and lead to a server that was killed, and
-                // that is a master once more until it is told whom to follow.
+                // The lock is held until the connection is registered. Otherwise `route_to` would
+                // not close it, and it would lead to a server that was killed and is a master again
+                // until it follows another one.
                 let server = server.lock().unwrap_or_else(PoisonError::into_inner);
-                // A server that is away refuses, and so does the network.
+                // A server that is down refuses, and so does the network.
                 let _ = connect(client, *server, &wires);
             }
         });
         Ok(network)
     }
 
-    /// Where clients connect to.
+    /// The address for clients.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From now on new connections lead to another server.
-    pub fn lead_newcomers_to(&self, server: SocketAddr) {
+    /// Routes new connections to another server.
+    pub fn route_new_to(&self, server: SocketAddr) {
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = server;
     }
 
-    /// From now on connections lead to another server; those that are there are closed.
-    pub fn lead_to(&self, server: SocketAddr) {
-        self.lead_newcomers_to(server);
+    /// Routes connections to another server, and closes the existing ones.
+    pub fn route_to(&self, server: SocketAddr) {
+        self.route_new_to(server);
         self.close();
     }
 
-    /// Nobody needs it any more: its connections are closed.
+    /// Closes all connections. Call it when no client needs the network.
     pub fn close(&self) {
         self.wires.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(Wire::close);
     }
 
-    /// Loses connections for which `is_lost` says so.
+    /// Loses each connection for which `is_lost` returns true.
     pub fn lose(&self, mut is_lost: impl FnMut() -> bool) {
         let mut wires = self.wires.lock().unwrap_or_else(PoisonError::into_inner);
         let lost: Vec<Wire> = wires.extract_if(.., |_| is_lost()).collect();
@@ -99,7 +101,7 @@ impl Network {
         for wire in &lost {
             let _ = wire.client.shutdown(Shutdown::Both);
         }
-        thread::sleep(BELIEVES);
+        thread::sleep(NOTICES_AFTER);
         for wire in &lost {
             let _ = wire.server.shutdown(Shutdown::Both);
         }
@@ -120,18 +122,18 @@ fn connect(client: TcpStream, server: SocketAddr, wires: &Mutex<Vec<Wire>>) -> R
         });
     }
     let mut wires = wires.lock().unwrap_or_else(PoisonError::into_inner);
-    // Those that are over would keep their sockets.
+    // Closed connections would keep their sockets.
     wires.retain(|wire| !wire.is_over.load(Ordering::SeqCst));
     wires.push(Wire { is_lost, is_over, client, server });
     Ok(())
 }
 
-/// Carries what comes, until the connection is lost; then it is swallowed.
+/// Forwards data until the connection is lost, and discards it from then on.
 fn carry(mut from: TcpStream, mut to: TcpStream, is_lost: &AtomicBool) {
     let mut part = [0; 4096];
     while let Ok(read) = from.read(&mut part) {
         if is_lost.load(Ordering::SeqCst) {
-            // Closing is not told either.
+            // A lost connection does not forward the close either.
             if read == 0 {
                 return;
             }

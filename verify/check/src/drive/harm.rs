@@ -1,4 +1,4 @@
-//! Who makes something go wrong while clients work.
+//! Makes faults happen while clients work.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -22,31 +22,32 @@ use crate::history::{Outcome, Rule, Violation};
 use crate::takeovers;
 use crate::timeline::Possible;
 
-/// When clients could not expect of the server what they may expect at other times.
+/// When clients cannot expect from the server what they may expect at other times.
 #[derive(Debug, Default)]
 pub(super) struct Interruptions {
-    /// Pairs: a server was lost, and another one had taken over that may not have heard all of it.
+    /// Pairs of moments: the server was lost, and another server had taken over that may lack some
+    /// of its changes.
     pub(super) takeovers_us: Vec<u64>,
-    /// The server gave nobody anything, so that its replica could hear all of it.
+    /// When the server granted nothing, so that its replica could catch up.
     pub(super) pauses: Vec<Possible>,
-    /// The server was a replica.
+    /// When the server was a replica.
     pub(super) demotions: Vec<Possible>,
-    /// What must not have happened, and was seen by who did harm.
+    /// Violations that were observed while a fault was made.
     pub(super) violations: Vec<Violation>,
 }
 
 impl Interruptions {
-    /// All of them, each with what it was.
+    /// All interruptions, each with a description.
     pub(super) fn spans(&self) -> Vec<(u64, u64, &'static str)> {
         let of = |spans: &[Possible], what| spans.iter().map(|span| (span.from_us, span.until_us, what)).collect();
-        let mut all: Vec<_> = of(&self.pauses, "nobody is given anything");
+        let mut all: Vec<_> = of(&self.pauses, "nothing is granted");
         all.extend::<Vec<_>>(of(&self.demotions, "the server is a replica"));
         let takeovers: Vec<Possible> = takeovers::spans(&self.takeovers_us).collect();
         all.extend::<Vec<_>>(of(&takeovers, "another server takes over"));
         all
     }
 
-    /// Notes a pause that began after those before it, and may have begun within the last one.
+    /// Notes a pause. It begins after the pauses before it, but possibly within the last one.
     fn pause(&mut self, from_us: u64, until_us: u64) {
         match self.pauses.last_mut() {
             Some(last) if from_us <= last.until_us => last.until_us = last.until_us.max(until_us),
@@ -55,7 +56,7 @@ impl Interruptions {
     }
 }
 
-/// Does harm to a server.
+/// Makes one kind of fault happen.
 pub(super) struct Harm<'h> {
     pub(super) faults: Faults,
     pub(super) master: &'h mut Server,
@@ -64,74 +65,80 @@ pub(super) struct Harm<'h> {
     pub(super) clock_of_replica: &'h WallClock,
     pub(super) network: Option<&'h Network>,
     pub(super) sentinels: Option<&'h Sentinels>,
-    /// Clients in processes of their own.
+    /// The clients in processes of their own.
     pub(super) processes: &'h [Process],
     pub(super) interruptions: Interruptions,
-    /// How far the wall clock was set back in all, of whichever server was set back last.
+    /// How many milliseconds the wall clock was set back in total, on the server that was set back
+    /// last.
     pub(super) behind_ms: i64,
-    /// Nothing has happened for a while already, after a pause.
+    /// There was already one rest after a pause.
     pub(super) has_rested: bool,
     pub(super) seed: u64,
 }
 
-/// The wall clock steps by up to so many milliseconds in either direction.
+/// The wall clock steps by up to this many milliseconds in either direction.
 const STEP_MS: i64 = 3_600_000;
 
-/// So many milliseconds the wall clock steps back at some of the times when the server is killed. Deadlines on disk are moments of that
-/// clock, so with more of it the locks of clients that were lost are kept for longer than the slack. A restart mostly takes less, so the clock is
-/// behind tokens that were given.
+/// How far, in milliseconds, the wall clock steps back at some of the kills. Deadlines on disk are
+/// wall clock times, so with a larger step the locks of lost clients would outlast the slack. A
+/// restart mostly takes less, so the clock is then behind the tokens that were given.
 const BACK_MS: i64 = 100;
 const GOES_BACK: f64 = 0.3;
 
-/// How often the disk is full, or the server a replica, for long, apart from the first time: then every wait that began before is over for longer than
-/// the slack.
+/// How often the disk is full, or the server a replica, for a long time, besides the first time. By
+/// the end, every wait that began before is overdue by more than the slack.
 const LONG: f64 = 0.1;
 const LONG_TIME: Duration = Duration::from_secs(6);
 
-/// What a client that does not read is sent, so that its buffer runs over.
+/// The size of the replies to a client that does not read. They overrun its buffer.
 const BIG_BYTES: usize = 1_000_000;
 const BIG_REPLIES: usize = 30;
 
-/// When a replica has taken over, waits at the old master end within this time: those with `NOTIFY` when its module looks.
+/// Waits at the old master end within this time after a replica took over. Waits with `NOTIFY` end
+/// when its module next looks at its role.
 const WAITS_END_US: u64 = 2_000_000;
-/// How often nothing happens for a while after a pause, apart from the first time, so that it shows if somebody waits in vain: for longer than a pause goes on
-/// by then, and the slack, and a second.
+/// How often a rest follows a pause, besides the first time. It shows whether a request waits in
+/// vain: it lasts for the rest of the pause, the slack, and one more second.
 const QUIET: f64 = 0.2;
 const QUIET_TIME: Duration = Duration::from_secs(6);
 
-/// For how long a process of clients is stopped: mostly longer than its leases, and shorter than the slack, so that what it has heard too late is
-/// not taken for something that was said too late.
+/// How long a process of clients is stopped: mostly longer than its leases, but less than the
+/// slack, so that an answer which it reads late does not count as an answer that was sent late.
 const STOPPED_MS: RangeInclusive<u64> = 50..=1_200;
 
-/// How often clients lose their connections from one failover to the next.
+/// How often clients lose their connections between two failovers.
 const STORMS: u32 = 4;
 
-/// How long a replica that has taken over is left in peace.
+/// How long a replica is left alone after it took over.
 const BETWEEN_TAKEOVERS: Duration = Duration::from_millis(2_500);
 
-/// How long a node of a cluster takes no requests when it has come back: two seconds, and what it takes until all nodes agree.
+/// How long a node of a cluster accepts no requests after its restart: two seconds, and the time
+/// until all nodes agree.
 const COMES_BACK_US: u64 = 2_500_000;
 
-/// When there is room on its disk, a server finds it out within this time also on a busy machine: it tries again each second.
+/// How long a server takes to notice that its disk has room, even on a busy machine: it retries
+/// each second.
 const WRITES_AGAIN_US: u64 = 5_000_000;
 
-/// A slot that is on its way for longer than this keeps those waiting whose key was removed meanwhile: at the node that it leaves the key may have gone
-/// ahead, and at the other one the slot has not arrived. Who waits at the node that it leaves may do so until the slot is back, if it comes back before
-/// the server looks at its blocked clients. Two shorter moves, and the time between them, are less than the slack.
+/// A move that takes longer than this counts as a pause. While a slot moves, a waiter whose key was
+/// removed in the meantime is not served: at the source node the key may already have moved, and
+/// the target node does not have the slot yet. A request that waits at the source may even wait
+/// until the slot is back, if it returns before the server looks at its blocked clients. Two
+/// shorter moves, and the time between them, take less than the slack.
 const LONG_MOVE_US: u64 = 500_000;
 
-/// How often one of two nodes, or both, are killed at a step of a move.
+/// How often one node, or both, are killed at a step of a move.
 const KILLED: f64 = 0.1;
 
-/// How long a node of a cluster that was killed, and is there again, is left in peace.
+/// How long a node of a cluster is left alone after it was killed and is up again.
 const BETWEEN_KILLS: Duration = Duration::from_millis(1_500);
 
 /// How long a hold may outlive its connection on a busy machine.
 const GONE_US: u64 = 2_000_000;
 
 impl Harm<'_> {
-    /// Goes on until a moment of the steady clock, and mends everything in the end.
-    pub(super) fn go_on(mut self, until_us: u64) -> Result<Interruptions> {
+    /// Makes faults until a moment of the steady clock, and repairs everything at the end.
+    pub(super) fn run_until(mut self, until_us: u64) -> Result<Interruptions> {
         let mut random = StdRng::seed_from_u64(self.seed);
         if self.faults == Faults::OutputBuffers {
             let mut control = Connection::open(self.master.address())?;
@@ -141,7 +148,7 @@ impl Harm<'_> {
         if self.faults == Faults::ClusterFailover {
             self.set_replica_back()?;
         }
-        // Once at least, however short the campaign is.
+        // At least once, however short the campaign is.
         loop {
             self.once(&mut random)?;
             thread::sleep(Duration::from_millis(random.random_range(50..400)));
@@ -179,7 +186,7 @@ impl Harm<'_> {
             }
             Faults::Stop | Faults::StopInCluster => self.master.stand_still(span),
             Faults::ClientStop => {
-                let stopped = self.processes.choose(random).context("there are processes of clients")?;
+                let stopped = self.processes.choose(random).context("the campaign has no processes of clients")?;
                 stopped.stand_still(Duration::from_millis(random.random_range(STOPPED_MS)))
             }
             Faults::ClientKill | Faults::ClientKillInCluster => cut_connections(address, 1.0, random),
@@ -195,7 +202,10 @@ impl Harm<'_> {
                 thread::sleep(if is_long { LONG_TIME } else { span * 4 });
                 if is_long {
                     let said = text(Connection::open(address)?.ask("INFO persistence")?)?;
-                    ensure!(said.contains("aof_last_write_status:err"), "the server writes to a disk that is full");
+                    ensure!(
+                        said.contains("aof_last_write_status:err"),
+                        "the server still writes although its disk is full"
+                    );
                 }
                 self.master.free_disk()?;
                 writes_again(address)?;
@@ -278,19 +288,19 @@ impl Harm<'_> {
     }
 }
 
-/// How a server ends that is replaced by Sentinels.
+/// The fate of a server that Sentinels replace.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
     /// It is killed.
     Dies,
     /// It lives, and a Sentinel is told to replace it.
     IsTold,
-    /// It stands still until another one is in its place.
+    /// It is suspended until another server has replaced it.
     StandsStill,
 }
 
 impl Harm<'_> {
-    /// Lets nothing happen for a while, the first time and now and then.
+    /// Waits for a while without faults, the first time and now and then.
     fn rest(&mut self, random: &mut StdRng) {
         if !self.has_rested || random.random_bool(QUIET) {
             self.has_rested = true;
@@ -298,7 +308,7 @@ impl Harm<'_> {
         }
     }
 
-    /// The server is killed and comes back; its wall clock may be set back meanwhile.
+    /// Kills and restarts the server. Its wall clock may be set back in between.
     fn kill(&mut self, clock_goes_back: bool) -> Result<()> {
         self.master.kill()?;
         if clock_goes_back {
@@ -308,7 +318,8 @@ impl Harm<'_> {
         self.master.restart()
     }
 
-    /// The replica will take over with a clock that is behind: by what it was sent, its tokens are above those of its master all the same.
+    /// Lets the replica take over with a clock that is behind. Its tokens are still above those of
+    /// its master, because it knows those.
     fn set_replica_back(&mut self) -> Result<()> {
         self.behind_ms += i64::try_from(self.faults.replica_is_behind_us() / 1000)?;
         self.clock_of_replica.step_to(-self.behind_ms)
@@ -320,62 +331,63 @@ impl Harm<'_> {
         }
     }
 
-    /// The replica of a cluster takes over without its master being asked.
+    /// Lets the replica of a cluster take over without asking its master.
     fn take_over_unasked(&mut self, how: &str) -> Result<()> {
         self.interruptions.takeovers_us.push(now_us());
         self.take_over(how)?;
         self.interruptions.takeovers_us.push(now_us());
-        // Until the next one, clients prove something.
+        // Clients need this time before the next takeover to prove something.
         thread::sleep(BETWEEN_TAKEOVERS);
         Ok(())
     }
 
-    /// The master is killed, its replica is promoted, and the old one follows it when it comes back. Clients find the new one through
-    /// the network.
+    /// Kills the master and promotes its replica; the old master follows it after its restart.
+    /// Clients reach the new master through the network.
     fn fail_over(&mut self, promote: impl FnOnce(SocketAddr) -> Result<()>) -> Result<()> {
         self.interruptions.takeovers_us.push(now_us());
         self.master.kill()?;
         promote(self.replica.address())?;
-        self.lead_to_replica();
+        self.route_to_replica();
         self.interruptions.takeovers_us.push(now_us());
         std::mem::swap(self.master, self.replica);
         self.replica.restart()?;
         self.replica.follow(self.master.address())
     }
 
-    fn lead_to_replica(&self) {
+    fn route_to_replica(&self) {
         if let Some(network) = self.network {
-            network.lead_to(self.replica.address());
+            network.route_to(self.replica.address());
         }
     }
 
-    /// The Sentinels find that the master is dead, or does not answer, or are told to replace it while it works.
+    /// Lets the Sentinels find the master dead or silent, or tells them to replace it while it
+    /// works.
     fn be_replaced(&mut self, ends: Ends) -> Result<()> {
-        let sentinels = self.sentinels.context("there are Sentinels")?;
+        let sentinels = self.sentinels.context("the campaign has no Sentinels")?;
         sentinels.wait_until_ready(self.master.address())?;
         if ends == Ends::Dies {
-            // They would make it follow as well, ten seconds after it has come back.
+            // The Sentinels would make it follow too, but only ten seconds after its restart.
             return self.fail_over(|replica| sentinels.wait_for(replica));
         }
         let from_us = now_us();
         self.interruptions.takeovers_us.push(from_us);
         if ends == Ends::StandsStill {
             self.master.stand_still_until(|| sentinels.wait_for(self.replica.address()))?;
-            // Connections to it were there all the time, and nobody was told anything over them.
+            // Connections to it stayed open, but it answered nothing over them.
             self.interruptions.pause(from_us, now_us());
         } else {
             sentinels.fail_over_to(self.replica.address())?;
         }
-        self.lead_to_replica();
+        self.route_to_replica();
         std::mem::swap(self.master, self.replica);
-        // Until then it may have given something to whoever was still connected.
+        // Until it follows, it may have granted locks to clients that were still connected.
         self.replica.follow(self.master.address())?;
         self.interruptions.takeovers_us.push(now_us());
         Ok(())
     }
 
-    /// The slot goes to the other node, with what is in it. `at_each_step` may do harm to both.
-    /// Moves the slot to the other node. Returns whether that took long, and is a pause.
+    /// Moves the slot, with its keys, to the other node. `at_each_step` may do harm to both.
+    /// Returns whether the move took so long that it counts as a pause.
     fn move_slot(&mut self, at_each_step: impl FnMut(&mut [&mut Server; 2]) -> Result<()>) -> Result<bool> {
         let from_us = now_us();
         cluster::move_slot([self.master, self.replica], at_each_step)?;
@@ -388,24 +400,25 @@ impl Harm<'_> {
         Ok(is_long)
     }
 
-    /// The replica of a cluster takes over. Returns when it had done so.
+    /// Lets the replica of a cluster take over. Returns when it had become the master.
     fn take_over(&mut self, how: &str) -> Result<u64> {
         let taken_over_us = cluster::take_over(self.master, self.replica, how)?;
         self.change_places();
         Ok(taken_over_us)
     }
 
-    /// The other server is the one to ask now. It has told the clients, or it will.
+    /// Treats the other server as the master from now on. It redirects the clients.
     fn change_places(&mut self) {
         std::mem::swap(self.master, self.replica);
         std::mem::swap(&mut self.clock, &mut self.clock_of_replica);
         if let Some(network) = self.network {
-            network.lead_newcomers_to(self.master.address());
+            network.route_new_to(self.master.address());
         }
     }
 }
 
-/// Does something, and after a while something else. Returns when the first had been done, and the second not yet.
+/// Sends a command, waits, and sends another one. Returns the span between the end of the first and
+/// the beginning of the second.
 fn between(address: SocketAddr, lasts: Duration, first: &str, then: &str) -> Result<Possible> {
     let mut control = Connection::insist(address)?;
     control.ask(first)?;
@@ -416,18 +429,18 @@ fn between(address: SocketAddr, lasts: Duration, first: &str, then: &str) -> Res
     Ok(Possible { from_us, until_us })
 }
 
-/// Waits until a server has found out that there is room on its disk.
+/// Waits until a server has noticed that its disk has room.
 fn writes_again(address: SocketAddr) -> Result<()> {
     let deadline_us = now_us() + WRITES_AGAIN_US;
     let mut control = Connection::open(address)?;
     while !text(control.ask("INFO persistence")?)?.contains("aof_last_write_status:ok") {
-        ensure!(now_us() < deadline_us, "the server does not write to a disk that has room again");
+        ensure!(now_us() < deadline_us, "the server does not write although its disk has room again");
         thread::sleep(Duration::from_millis(10));
     }
     Ok(())
 }
 
-/// Cuts some of the connections, but for those that listen.
+/// Cuts some of the connections, except those of MONITOR.
 fn cut_connections(address: SocketAddr, share: f64, random: &mut StdRng) -> Result<()> {
     let mut control = Connection::insist(address)?;
     let mut listed = text(control.ask("CLIENT LIST TYPE normal")?)?;
@@ -435,31 +448,32 @@ fn cut_connections(address: SocketAddr, share: f64, random: &mut StdRng) -> Resu
     for line in listed.lines().filter(|line| !line.contains("cmd=monitor") && !line.contains("cmd=client")) {
         let id = line.split_ascii_whitespace().find_map(|field| field.strip_prefix("id="));
         if let Some(id) = id.filter(|_| random.random_bool(share)) {
-            // It may have gone by itself.
+            // It may have closed by itself.
             let _ = control.call(&format!("CLIENT KILL ID {id}"));
         }
     }
     Ok(())
 }
 
-/// A client asks for locks with a session, and for more than it reads: the server closes it, with what it holds. Returns what is not as it has
-/// to be then.
+/// A client requests locks with a session, and more data than it reads: the server closes it, and
+/// its holds must end. Returns a violation if they do not.
 fn overrun(address: SocketAddr, random: &mut StdRng) -> Result<Option<Violation>> {
     let mut greedy = Connection::insist(address)?;
     let name = format!("overrun-{}", random.random_range(0..4));
     for _ in 0..BIG_REPLIES {
-        // The connection may be closed by now: that is what this is for.
+        // The connection may be closed by now, as intended.
         let _ = greedy.send(&format!("RLOCK.ACQUIRE {name} greedy PX 60000 SESSION 0 BLOCK 1000"));
-        // A part of a value is copied into the buffer; a whole one may only be referred to, and does not count.
+        // A part of a value is copied into the buffer. A whole value may only be referenced, and
+        // then it does not count.
         let _ = greedy.send("GETRANGE big 1 -1");
     }
     let answers = (0..2 * BIG_REPLIES).filter(|_| greedy.receive() != Outcome::Unknown || !greedy.is_lost()).count();
-    ensure!(answers < 2 * BIG_REPLIES, "the buffer of a client that does not read has no end");
+    ensure!(answers < 2 * BIG_REPLIES, "the server did not close a client that does not read");
     let mut control = Connection::insist(address)?;
     let deadline_us = now_us() + GONE_US;
     while control.ask(&format!("RLOCK.PTTL {name}"))? != Value::Int(-2) {
         if now_us() > deadline_us {
-            let story = format!("{name} is held by a client that was closed because it did not read");
+            let story = format!("{name} is still held by a client that was closed because it did not read");
             return Ok(Some(Violation { rule: Rule::NothingIsLeftOver, story }));
         }
         thread::sleep(Duration::from_millis(5));
@@ -472,7 +486,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_that_overlap_are_one() {
+    fn overlapping_pauses_are_merged() {
         let mut interruptions = Interruptions::default();
         for (from_us, until_us) in [(10, 20), (15, 30), (16, 25), (40, 50)] {
             interruptions.pause(from_us, until_us);

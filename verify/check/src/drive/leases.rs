@@ -1,4 +1,5 @@
-//! What a client does about its leases: it keeps them for as long as they last, renews them, forgets them, or comes back too late.
+//! How a client uses its leases: it keeps them to the end, renews them, abandons them, or comes
+//! back too late.
 
 use std::thread;
 use std::time::Duration;
@@ -9,20 +10,21 @@ use super::wire::now_us;
 use super::worker::{Wish, Worker};
 use crate::history::Mode;
 
-/// A lease that ends while its owner looks, if it is not renewed.
+/// A lease that expires before its owner looks, unless it is renewed.
 const RENEWED_LEASE_MS: u64 = 20;
 
-/// How much longer than its lease an owner is busy that comes back too late.
+/// How much longer than its lease an owner that comes back too late is busy.
 const LATE_BY_MS: u64 = 15;
 
-/// How often a client asks for what nobody else asks for.
+/// How often a client requests a lock of its own in a row.
 const ASKS_ALONE: u32 = 4;
 
-/// For how long of each millisecond of its lease a lock is kept.
+/// For how many microseconds per millisecond of its lease a lock is kept.
 const MOST_OF_IT_US: u64 = 950;
 
 impl Worker {
-    /// A hold goes on whatever happens to the server meanwhile, for nearly all of its lease: it is taken, looked at now and then, and given up.
+    /// A hold survives whatever happens to the server, for nearly all of its lease: it is acquired,
+    /// looked at now and then, and released.
     pub(super) fn keep(&mut self) {
         match self.kept.take() {
             None => {
@@ -39,7 +41,7 @@ impl Worker {
         }
     }
 
-    /// A renewal never makes a deadline come nearer.
+    /// A renewal never brings a deadline nearer.
     pub(super) fn renew_for_less(&mut self) {
         let mut party = self.party(|_| true);
         if self.acquire(&mut party, Wish::WAIT) {
@@ -50,7 +52,7 @@ impl Worker {
         }
     }
 
-    /// A hold is there when the lease is over that it had before it was renewed.
+    /// After a renewal, a hold outlasts its first lease.
     pub(super) fn renew_for_more(&mut self) {
         let mut party = self.party(|_| true);
         if self.acquire(&mut party, Wish { lease_ms: RENEWED_LEASE_MS, ..Wish::WAIT }) {
@@ -62,7 +64,7 @@ impl Worker {
         }
     }
 
-    /// A lock that nobody else asks for is granted to who does not want to wait, again and again.
+    /// A lock that no other client requests is granted without a wait, again and again.
     pub(super) fn ask_alone(&mut self) {
         for _ in 0..ASKS_ALONE {
             let mut party = self.own_party();
@@ -72,7 +74,7 @@ impl Worker {
         }
     }
 
-    /// An owner is busy for longer than its lease, and goes on as if it held.
+    /// An owner is busy for longer than its lease, and then goes on as if it held.
     pub(super) fn come_back_late(&mut self) {
         let mut party = self.party(|_| true);
         let lease_ms = self.random.random_range(1..=RENEWED_LEASE_MS);
@@ -90,11 +92,11 @@ impl Worker {
             }
             _ => {}
         }
-        // It may have been granted anew.
+        // It may have been granted again.
         self.release(&party, 1, None);
     }
 
-    /// Takes a short lease, and forgets it.
+    /// Takes a short lease and abandons it.
     pub(super) fn abandon(&mut self) {
         let mut party = self.party(|_| true);
         let lease_ms = self.random.random_range(20..150);

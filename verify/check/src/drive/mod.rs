@@ -1,28 +1,28 @@
-//! Clients that make a history on a server of their own, and faults around them.
+//! Clients that record histories on servers of their own, and the faults around them.
 //!
 //! | | |
 //! |---|---|
-//! | [`server`] | servers on free ports of the loopback, in temporary folders, with a wall clock that can be stepped |
+//! | [`server`] | servers on free loopback ports, in temporary folders, with a wall clock that can be stepped |
 //! | `small_disk` | a disk for one of them that can be full |
-//! | [`wire`] | one connection, and what its answers mean |
+//! | [`wire`] | one connection, and the meaning of its answers |
 //! | [`monitor`] | the order in which the server executed requests |
-//! | [`worker`] | one client: what it does is drawn from a seed, what comes of it is recorded |
-//! | [`scenes`] | what a client does that takes more than one connection |
-//! | `leases` | what it does about its leases |
+//! | [`worker`] | one client: a seed decides what it does, and the results are recorded |
+//! | [`scenes`] | what a client does with more than one connection |
+//! | `leases` | what it does with its leases |
 //! | [`parade`] | holds of each kind, changed in each way, to compare a replica with its master |
-//! | [`retries`] | requests that are sent again, and commands that mean one hold (`ONCE`, `TOKEN`) |
-//! | [`waits`] | requests that wait without a blocked connection, and the ways in which they end (`NOTIFY`, `CANCEL`) |
-//! | [`subscriber`] | who listens for answers to `NOTIFY` |
-//! | [`fault`] | what can go wrong meanwhile, and what clients may expect then |
-//! | [`harm`] | who makes it go wrong |
-//! | [`cluster`] | two nodes of a cluster: a slot goes from one to the other, or a replica takes over |
-//! | [`sentinel`] | Sentinels that put a replica in the place of a master |
+//! | [`retries`] | repeated requests, and commands for one particular hold (`ONCE`, `TOKEN`) |
+//! | [`waits`] | requests that wait without a blocked connection (`NOTIFY`), and their ends (`CANCEL`) |
+//! | [`subscriber`] | listens for answers to `NOTIFY` |
+//! | [`fault`] | the kinds of faults, and what clients may expect under each |
+//! | [`harm`] | makes the faults happen |
+//! | [`cluster`] | two nodes of a cluster: a slot moves, or a replica takes over |
+//! | [`sentinel`] | Sentinels that replace a master by its replica |
 //! | [`processes`] | clients in processes of their own, with the crate `rlock-client`: what they believe while they are stopped |
 //! | [`half_open`] | a network that loses connections |
-//! | [`faults`] | a campaign for each fault on each server, and the table of them |
-//! | [`soak`] | a long load, and whether memory and latency stay as they are |
-//! | [`campaign`] | all of it together, for a while |
-//! | [`afterwards`] | what is looked at when everybody has gone |
+//! | [`faults`] | a campaign for each fault on each server, and the table of the results |
+//! | [`soak`] | a long load, and whether memory and latency stay the same |
+//! | [`campaign`] | all of this together, for a while |
+//! | [`afterwards`] | the checks after all clients have left |
 
 pub mod afterwards;
 pub mod campaign;

@@ -1,4 +1,4 @@
-//! The order in which the server executed the requests that acquire: what `MONITOR` tells.
+//! The order in which the server executed the requests that acquire, from `MONITOR`.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,28 +10,28 @@ use anyhow::{Result, anyhow, ensure};
 
 use super::wire::Connection;
 
-/// What ends the listening.
-const LAST_WORD: &str = "rlock-check-has-seen-enough";
+/// The text that ends the listening.
+const END_MARK: &str = "rlock-check-has-seen-enough";
 
-/// Of each owner, the places of its requests in the order of the server.
+/// For each owner, the positions of its requests in the server's order.
 pub type Orders = HashMap<u64, Vec<u64>>;
 
-/// How long a server may be away.
+/// How long a server may be down.
 const AWAY: Duration = Duration::from_secs(20);
 
-/// Listens, in a thread of its own. A server that ends and comes back is listened to again; what it executed in between has no
-/// place.
+/// Listens in a thread of its own. It reconnects to a server that restarts; requests that were
+/// executed in between have no position.
 pub struct Monitor {
     listener: JoinHandle<Result<Orders>>,
     address: SocketAddr,
 }
 
 impl Monitor {
-    /// Begins to listen.
+    /// Starts to listen.
     ///
     /// # Errors
     ///
-    /// If the server does not want to be listened to.
+    /// If the server refuses MONITOR.
     pub fn start(address: SocketAddr) -> Result<Self> {
         let mut lines = listen(address)?;
         let listener = thread::spawn(move || {
@@ -44,18 +44,18 @@ impl Monitor {
         Ok(Self { listener, address })
     }
 
-    /// Everything that was heard until now.
+    /// Stops, and returns everything heard until now.
     ///
     /// # Errors
     ///
-    /// If the listening has failed.
+    /// If the connection to the server was lost for good.
     pub fn finish(self) -> Result<Orders> {
         let deadline = Instant::now() + AWAY;
         while !self.listener.is_finished() && Instant::now() < deadline {
-            Connection::open(self.address)?.ask(&format!("ECHO {LAST_WORD}"))?;
+            Connection::open(self.address)?.ask(&format!("ECHO {END_MARK}"))?;
             thread::sleep(Duration::from_millis(100));
         }
-        self.listener.join().map_err(|_| anyhow!("the listener has panicked"))?
+        self.listener.join().map_err(|_| anyhow!("the listener panicked"))?
     }
 }
 
@@ -66,7 +66,7 @@ fn listen(address: SocketAddr) -> Result<BufReader<TcpStream>> {
     let mut lines = BufReader::with_capacity(1 << 20, stream);
     let mut line = String::new();
     lines.read_line(&mut line)?;
-    ensure!(line.starts_with("+OK"), "MONITOR is answered {line}");
+    ensure!(line.starts_with("+OK"), "expected +OK as the answer to MONITOR, got {line}");
     Ok(lines)
 }
 
@@ -81,11 +81,11 @@ fn listen_again(address: SocketAddr) -> Result<BufReader<TcpStream>> {
     }
 }
 
-/// Listens until the last word (`true`), or until the connection is lost.
+/// Listens until the end mark (returns `true`), or until the connection is lost.
 fn take_in(lines: &mut BufReader<TcpStream>, orders: &mut Orders, place: &mut u64) -> bool {
     let mut line = String::new();
     while lines.read_line(&mut line).is_ok_and(|read| read > 0) {
-        if line.contains(LAST_WORD) {
+        if line.contains(END_MARK) {
             return true;
         }
         *place += 1;
@@ -97,7 +97,8 @@ fn take_in(lines: &mut BufReader<TcpStream>, orders: &mut Orders, place: &mut u6
     false
 }
 
-/// Whose request a line tells of, if it acquires. Lines look like `+1.2 [0 127.0.0.1:3] "RLOCK.ACQUIRE" "k" "o17"`.
+/// The owner of a request that acquires. Lines look like `+1.2 [0 127.0.0.1:3] "RLOCK.ACQUIRE" "k"
+/// "o17"`.
 fn acquiring_owner(line: &str) -> Option<u64> {
     let mut words = line.split('"').skip(1).step_by(2);
     let verb = words.next()?;
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_owner_of_a_request_is_found() {
+    fn owner_of_an_acquiring_request_is_found() {
         let line = |words: &str| format!("+1700000000.1 [0 127.0.0.1:5] {words}\r\n");
         assert_eq!(acquiring_owner(&line(r#""RLOCK.ACQUIRE" "k1" "o17" "PX" "5""#)), Some(17));
         assert_eq!(acquiring_owner(&line(r#""RLOCK.MACQUIRE" "2" "k1" "k2" "o18" "PX" "5""#)), Some(18));

@@ -1,5 +1,5 @@
-//! Holds of each kind, changed in each way, to compare a replica with its master; and after the replica was promoted, to be
-//! given up there.
+//! Holds of each kind, changed in each way, to compare a replica with its master. After the replica
+//! was promoted, they are released there.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use redis::Value;
 use super::wire::{Connection, now_us};
 use crate::history::{Outcome, Rule, Violation};
 
-/// What makes the holds. None of them ends by itself while it is looked at.
+/// The commands that make the holds. None of these ends by itself during the comparison.
 const STEPS: &[&str] = &[
     "RLOCK.ACQUIRE parade:taken a PX 60000",
     "RLOCK.ACQUIRE parade:twice a PX 60000 REQ 5",
@@ -43,7 +43,7 @@ const STEPS: &[&str] = &[
     "RLOCK.ACQUIRE parade:lapses a PX 1",
 ];
 
-/// The keys, for whoever looks.
+/// The keys to compare.
 const KEYS: &[&str] = &[
     "taken",
     "twice",
@@ -60,7 +60,7 @@ const KEYS: &[&str] = &[
     "lapses",
 ];
 
-/// How each hold is given up on a server that was promoted, and what is answered.
+/// How the holds are released on a promoted server, and the expected answers.
 const GIVEN_UP: &[(&str, u64)] = &[
     ("RLOCK.RELEASE parade:taken a", 0),
     ("RLOCK.HOLDS parade:twice a", 2),
@@ -72,7 +72,7 @@ const GIVEN_UP: &[(&str, u64)] = &[
     ("RFAIRLOCK.RELEASE parade:fair a", 0),
 ];
 
-/// How far leases may lie apart: what passes between two looks.
+/// How far leases may differ, in milliseconds: the time that passes between two looks.
 const LEASE_SLACK_MS: i64 = 10_000;
 
 /// Makes the holds. Returns the highest token among them.
@@ -90,7 +90,7 @@ pub fn make(master: &mut Connection) -> Result<u64> {
     Ok(highest)
 }
 
-/// Compares what both servers show, and notes what differs. The replica may need a moment.
+/// Compares what both servers show, and reports differences. The replica may need a moment.
 ///
 /// # Errors
 ///
@@ -112,15 +112,15 @@ pub fn compare(master: &mut Connection, replica: &mut Connection, violations: &m
             return Ok(());
         }
         if now_us() > deadline_us {
-            let told = differing.into_iter().map(|story| Violation { rule: Rule::ReplicaAgrees, story });
-            violations.extend(told);
+            let different = differing.into_iter().map(|story| Violation { rule: Rule::ReplicaAgrees, story });
+            violations.extend(different);
             return Ok(());
         }
         thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// A replica that takes writes is asked for a lock, and to end what others have.
+/// Asks a replica that accepts writes for a lock, and to end the holds of others.
 ///
 /// # Errors
 ///
@@ -136,46 +136,49 @@ pub fn intrude(replica: &mut Connection, violations: &mut Vec<Violation>) -> Res
     ] {
         let outcome = replica.call(words);
         if outcome != Outcome::Refused {
-            let story = format!("{outcome:?} was a replica's answer to {words}");
+            let story = format!("a replica answered {words} with {outcome:?}");
             violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
         }
     }
     Ok(())
 }
 
-/// Promotes the replica, and gives up what was held. Whoever holds next has a higher token than all before.
+/// Promotes the replica, and releases the holds. The next hold must have a higher token than all
+/// before.
 ///
 /// # Errors
 ///
-/// If it is not promoted.
+/// If the replica is not promoted.
 pub fn take_over(replica: &mut Connection, highest_token: u64, violations: &mut Vec<Violation>) -> Result<()> {
-    // The queue is kept for a grace from here on: longer than the questions below take on any machine.
-    replica.ask("CONFIG SET rlock.fair-grace-ms 10000").context("the grace of a fair lock is set")?;
-    replica.ask("REPLICAOF NO ONE").context("a replica is promoted")?;
-    // The master has counted this request already.
-    replica.ask("RLOCK.ACQUIRE parade:twice a PX 60000 REQ 6").context("a request is repeated after a promotion")?;
+    // The queue lasts for this grace from here on: longer than the commands below take on any
+    // machine.
+    replica.ask("CONFIG SET rlock.fair-grace-ms 10000").context("cannot set the grace of fair locks")?;
+    replica.ask("REPLICAOF NO ONE").context("cannot promote a replica")?;
+    // The master has already counted this request.
+    replica.ask("RLOCK.ACQUIRE parade:twice a PX 60000 REQ 6").context("cannot repeat a request after a promotion")?;
     for (words, left) in GIVEN_UP {
         let outcome = replica.call(words);
         if outcome != Outcome::Number(*left) {
-            let story = format!("after a promotion, {words} was answered {outcome:?} and not {left}");
+            let story = format!("after a promotion, the answer to {words} was {outcome:?}; expected {left}");
             violations.push(Violation { rule: Rule::HoldIsKept, story });
         }
     }
     let passed = replica.call("RFAIRLOCK.ACQUIRE parade:fair e PX 60000");
     let answer = replica.call("RFAIRLOCK.ACQUIRE parade:fair b PX 60000");
-    ensure!(!matches!(answer, Outcome::Unknown), "the promoted server answers");
+    ensure!(!matches!(answer, Outcome::Unknown), "the promoted server does not answer");
     if matches!(answer, Outcome::Number(token) if token <= highest_token) {
-        let story = format!("after a promotion, {answer:?} was given, and {highest_token} before");
+        let story = format!("the token {answer:?} after a promotion is not above {highest_token}, given before");
         violations.push(Violation { rule: Rule::TokensRise, story });
     }
     if !matches!(answer, Outcome::Number(_)) || passed != Outcome::Nil {
-        let story = format!("after a promotion, the head of a fair queue got {answer:?}, who came later {passed:?}");
+        let story =
+            format!("after a promotion, the head of a fair queue got {answer:?}, and a later request {passed:?}");
         violations.push(Violation { rule: Rule::FirstComeFirstServed, story });
     }
     Ok(())
 }
 
-/// Names and numbers of an answer, one after the other.
+/// The names and numbers of an answer, flattened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Word {
     Text(String),
@@ -193,7 +196,7 @@ fn numbers(value: &Value) -> Vec<Word> {
     }
 }
 
-/// Spans of time may differ a little; everything else is the same.
+/// Spans of time may differ a little; everything else must be equal.
 fn are_alike(there: &[Word], here: &[Word]) -> bool {
     let is_span =
         |name: Option<&Word>| matches!(name, Some(Word::Text(name)) if name == "lease-ms" || name == "waited-ms");

@@ -1,4 +1,5 @@
-//! Whether a history in which no rule is broken proves anything: a run in which nothing happens breaks no rule either.
+//! Whether a history without violations proves anything: a run in which nothing happens breaks no
+//! rule either.
 
 use std::time::Duration;
 
@@ -7,39 +8,40 @@ use super::processes::FIRST_OWNER;
 use crate::history::{Call, History, Operation};
 use crate::timeline::{Possible, SLACK_US};
 
-/// What a process of clients needs to begin: in a shorter campaign it may do nothing else.
+/// How long a process of clients takes to start. In a shorter campaign it may do nothing else.
 const BEGINS_IN: Duration = Duration::from_secs(5);
 
-/// What a pause has to be followed by in a longer campaign, so that it shows if somebody waits in vain: the slack, and somewhat more.
+/// How long the rest after a pause must be in a longer campaign to show a request that waits in
+/// vain: the slack, and one more second.
 const REST_US: u64 = SLACK_US + 1_000_000;
 
-/// Why a history of a campaign of this length proves nothing, if it does not.
-pub(super) fn why_nothing_is_proved(faults: Faults, lasts: Duration, history: &History) -> Option<&'static str> {
+/// The reason why a history of a campaign of this length proves nothing, if so.
+pub(super) fn why_it_proves_nothing(faults: Faults, lasts: Duration, history: &History) -> Option<&'static str> {
     let asked = || history.operations.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
     let is_granted = |one: &Operation| one.token().is_some();
-    // A shorter one may end in the middle of its first fault.
+    // A shorter campaign may end during its first fault.
     let is_long = lasts >= BEGINS_IN.max(faults.lasts_at_least());
     let times = || history.operations.iter().map(|one| one.sent_us);
     let (begin_us, end_us) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
     let half_us = begin_us.midpoint(end_us);
     let has_processes = faults == Faults::ClientStop && lasts >= BEGINS_IN;
     if !asked().any(is_granted) {
-        Some("nobody was granted anything, so nothing is proved")
+        Some("no request was granted, so the run proves nothing")
     } else if is_long && !asked().any(|one| one.answered_us > half_us && is_granted(one)) {
-        Some("nobody was granted anything in the second half, so nothing is proved of what follows a fault")
+        Some("no request was granted in the second half, so the run proves nothing about the time after a fault")
     } else if is_long && !has_rest(&history.pauses, half_us, end_us) {
-        Some("one pause followed the other, so nothing is proved of who waits after one")
+        Some("each pause followed the one before without a rest, so the run proves nothing about waiters after a pause")
     } else if has_processes && !asked().any(|one| one.owner >= FIRST_OWNER && is_granted(one)) {
-        Some("no process was granted anything, so nothing is proved of those that stand still")
+        Some("no request of a process was granted, so the run proves nothing about stopped processes")
     } else if history.is_undisturbed && asked().all(|one| one.order == 0) {
-        Some("of no request it is known when the server took it, so nothing is proved of their order")
+        Some("every request has an unknown order, so the run proves nothing about the order")
     } else {
         None
     }
 }
 
-/// Whether any of the pauses was over for long enough before the next one, or the end. Where the first one began in the second half it may be too late
-/// for that, and waits were looked at before.
+/// Whether one of the pauses was followed by a long enough rest. A first pause in the second half
+/// may be too late for one; by then waits without a pause were checked.
 fn has_rest(pauses: &[Possible], half_us: u64, end_us: u64) -> bool {
     let next_us = pauses.iter().skip(1).map(|next| next.from_us).chain([end_us]);
     pauses.first().is_none_or(|first| first.from_us > half_us)
@@ -59,34 +61,34 @@ mod tests {
     }
 
     fn is_proof(faults: Faults, history: &History) -> bool {
-        why_nothing_is_proved(faults, BEGINS_IN, history).is_none()
+        why_it_proves_nothing(faults, BEGINS_IN, history).is_none()
     }
 
     #[test]
-    fn without_a_grant_nothing_is_proved() {
+    fn history_without_a_grant_proves_nothing() {
         assert!(is_proof(Faults::Clock, &history(1, 1, Outcome::Granted(5))));
         assert!(!is_proof(Faults::Clock, &history(1, 1, Outcome::Refused)));
         assert!(!is_proof(Faults::Clock, &History::default()));
     }
 
-    /// Refuses all from the middle on.
+    /// Refuses everything from the middle on.
     #[test]
-    fn a_grant_before_the_first_fault_is_not_enough() {
-        let told = |last: Outcome| {
-            let mut told = history(1, 1, Outcome::Granted(5));
-            let mut later = told.operations[0];
+    fn grant_before_the_first_fault_is_not_enough() {
+        let with_last = |last: Outcome| {
+            let mut history = history(1, 1, Outcome::Granted(5));
+            let mut later = history.operations[0];
             (later.sent_us, later.answered_us, later.outcome) = (10, 11, last);
-            told.operations.push(later);
-            told
+            history.operations.push(later);
+            history
         };
         let lasts = Faults::KillInCluster.lasts_at_least();
-        let why = |outcome| why_nothing_is_proved(Faults::KillInCluster, lasts, &told(outcome));
+        let why = |outcome| why_it_proves_nothing(Faults::KillInCluster, lasts, &with_last(outcome));
         assert_eq!(why(Outcome::Granted(6)), None);
         assert!(why(Outcome::Refused).is_some_and(|why| why.contains("second half")));
     }
 
     #[test]
-    fn a_pause_is_followed_by_something_else() {
+    fn pause_needs_a_rest_after_it() {
         let pause = |from_us, until_us| Possible { from_us, until_us };
         assert!(has_rest(&[], 0, 0));
         assert!(has_rest(&[pause(1, 2)], 5, 2 + REST_US));
@@ -98,15 +100,15 @@ mod tests {
     }
 
     #[test]
-    fn where_processes_stand_still_they_have_held() {
+    fn stopped_processes_must_have_held() {
         assert!(is_proof(Faults::ClientStop, &history(FIRST_OWNER, 1, Outcome::Granted(5))));
         let of_others = history(1, 1, Outcome::Granted(5));
         assert!(!is_proof(Faults::ClientStop, &of_others));
-        assert!(why_nothing_is_proved(Faults::ClientStop, Duration::from_secs(1), &of_others).is_none());
+        assert!(why_it_proves_nothing(Faults::ClientStop, Duration::from_secs(1), &of_others).is_none());
     }
 
     #[test]
-    fn where_nothing_fails_the_order_is_known() {
+    fn undisturbed_history_must_have_an_order() {
         let mut unknown = history(1, 0, Outcome::Granted(5));
         assert!(!is_proof(Faults::Clock, &unknown));
         unknown.is_undisturbed = false;

@@ -1,4 +1,5 @@
-//! Requests that are sent again, as client libraries do by themselves when an answer is lost, and commands that mean one hold.
+//! Requests that are sent again, as client libraries do when an answer is lost, and commands for
+//! one particular hold.
 
 use anyhow::Result;
 use rand::Rng;
@@ -8,8 +9,9 @@ use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Outcome};
 
 impl Worker {
-    /// Sends a request with ONCE two or three times: it is granted once, and given back at once. Where connections are lost
-    /// the answer is not known sometimes, and the next one is sent over a new connection.
+    /// Sends a request with ONCE two or three times: it is granted once, and one release ends it.
+    /// Where connections are lost the answer may be unknown, and the next request uses a new
+    /// connection.
     pub(super) fn send_again(&mut self) -> Result<()> {
         let mut party = self.party(|_| true);
         let wish = Wish { is_once: true, ..self.wait_or_try(&party) };
@@ -27,8 +29,8 @@ impl Worker {
         Ok(())
     }
 
-    /// A hold, and a later one of the same owner: commands that still mean the first leave the second alone.
-    pub(super) fn mean_an_earlier_hold(&mut self) {
+    /// A hold, and a later one of the same owner: commands for the first leave the second alone.
+    pub(super) fn use_an_earlier_token(&mut self) {
         let mut party = self.party(|_| true);
         let Some(earlier) = self.acquire_token(&mut party, Wish::WAIT) else { return };
         if self.release_by_token(&party, 1, earlier) != Outcome::Number(0) {

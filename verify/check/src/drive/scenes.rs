@@ -1,4 +1,4 @@
-//! What a client does that takes more than one connection, or more than one key.
+//! Scenes of a client that need more than one connection or key.
 
 use std::thread;
 use std::time::Duration;
@@ -11,25 +11,25 @@ use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Kind, Mode, Outcome};
 use crate::timeline::SLACK_US;
 
-/// A lease that ends while somebody waits for it.
+/// A lease that expires while a request waits for it.
 const FORGOTTEN_LEASE_MS: u64 = 100;
 
-/// How much later than its claim an owner comes that has not claimed in time.
+/// How much later than the end of its claim an owner that misses it comes.
 const EXPIRED_BY_MS: u64 = 15;
 
-/// How long a lock is kept closed at most.
+/// The longest time for which a lock is kept closed.
 const LONGEST_KEEP_MS: u64 = 100;
 
-/// How long a session lasts at most that is to last.
+/// The longest session that is meant to last.
 const LONG_SESSION_US: u64 = 300_000;
 
-/// When it is looked whether such a session is over: when the server has seen that, or has been promoted.
+/// When such a session must be over: after the server has noticed the close, or was promoted.
 const LONG_SESSION_LOOKS_US: u64 = 2 * SLACK_US + 500_000;
 
-/// How long a request takes at most until it waits. One that the server has refused never does.
+/// The longest time until a request waits. A request that the server refused never does.
 const COMES_TO_WAIT_US: u64 = 1_500_000;
 
-/// A request that waits for a client's own key, behind the one that a scene is about.
+/// A request that waits for a client's own key, behind the request that a scene is about.
 pub(super) struct Behind {
     party: Party,
     wish: Wish,
@@ -46,7 +46,7 @@ impl Worker {
         let mut keys: Vec<usize> = self.keys.iter().enumerate().filter(is_mutex).map(|(number, _)| number).collect();
         keys.shuffle(&mut self.random);
         keys.truncate(rand::Rng::random_range(&mut self.random, 2..=3));
-        let Some(first) = keys.first() else { bail!("there are no mutexes") };
+        let Some(first) = keys.first() else { bail!("a campaign needs mutexes") };
         let party = Party { asked: 1, ..self.party_of(*first, Mode::Exclusive) };
         let names: Vec<&str> = keys.iter().filter_map(|key| self.keys.get(*key)).map(|key| key.name.as_str()).collect();
         let about = format!("{} {} o{}", names.len(), names.join(" "), party.owner);
@@ -82,7 +82,7 @@ impl Worker {
         Ok(())
     }
 
-    /// MRENEW of what was granted together. Its answer is what the shortest of the leases has left.
+    /// MRENEW of keys that were granted together. It answers with the shortest lease that is left.
     fn renew_many(&mut self, party: &Party, keys: &[usize], about: &str, lease_ms: u64) {
         let left = self.connection.call(&format!("RLOCK.MRENEW {about} PX {lease_ms}"));
         let (sent_us, answered_us) = (self.connection.sent_us(), now_us());
@@ -92,7 +92,7 @@ impl Worker {
         }
     }
 
-    /// All permits that are free, of which it is not said before how many they are, nor afterwards with which token.
+    /// Takes all free permits. Neither their number is known before, nor their token afterwards.
     pub(super) fn drain(&mut self) -> Result<()> {
         let party = Party { asked: 1, ..self.party(|kind| kind == Kind::Semaphore) };
         let lease_ms = self.limit(Wish::TRY).lease_ms;
@@ -103,7 +103,7 @@ impl Worker {
             _ => Ok(None),
         };
         let (count, outcome) = match (taken, &token) {
-            // As for one who asks for a permit and does not want to wait.
+            // As for a request for one permit without a wait.
             (Outcome::Number(0), _) => (1, Outcome::Nil),
             (Outcome::Number(count), Ok(Some(token))) => (u32::try_from(count)?, Outcome::Granted(*token)),
             (Outcome::Number(_), _) => (1, Outcome::Unknown),
@@ -119,7 +119,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The token of what an owner holds, if it does.
+    /// The token of an owner's hold, if it holds.
     fn token_of(&mut self, party: &Party) -> Result<Option<u64>> {
         let name = self.keys.get(party.key).map(|key| key.name.clone()).unwrap_or_default();
         let answer = self.connection.call_value(&format!("RLOCK.INFO {name} OWNER o{}", party.owner))?;
@@ -139,13 +139,13 @@ impl Worker {
         })
     }
 
-    /// The same request over two connections: one takes the other's place.
+    /// Sends the same request over two connections: one takes the other's place.
     pub(super) fn be_taken_over(&mut self) -> Result<()> {
         let party = self.party(|_| true);
         let wish = self.limit(Wish { request_id: Some(1), ..Wish::WAIT });
         let words = self.wish(&party, wish);
         let mut second = Connection::open(self.address)?;
-        // What could not be sent has no answer: the connection is lost.
+        // A request that cannot be sent gets no answer, because the connection is lost.
         let first_us = now_us();
         let _ = self.connection.send(&words);
         let second_us = now_us();
@@ -153,7 +153,8 @@ impl Worker {
         let first = as_grant(self.connection.receive());
         let first_answered_us = now_us();
         let outcome = as_grant(second.receive());
-        // The server may have read the second one first. If it refused one of them, it is not known which place in its order is the other one's.
+        // The server may have read the second request first. If it refused one of the two, the
+        // position of the other one is unknown.
         let is_refused = [first, outcome].contains(&Outcome::Refused);
         let asked = if is_refused { [0, 0] } else { [1, 2] };
         self.record(&Party { asked: asked[0], ..party }, first_us, first_answered_us, wish.call(), first);
@@ -164,16 +165,17 @@ impl Worker {
         Ok(())
     }
 
-    /// A hold with a session, whose only connection closes.
+    /// Takes a hold with a session whose only connection closes.
     pub(super) fn close_session(&mut self) -> Result<()> {
-        // On a key of its own a session may last, so that servers change their roles while it does.
+        // On the client's own key a session may last long, so that servers change their roles
+        // meanwhile.
         let lasts = self.survives && rand::Rng::random_bool(&mut self.random, 0.2);
         let party = if lasts { self.own_waiter() } else { Party { asked: 1, ..self.party(|_| true) } };
         let grace_ms = rand::Rng::random_range(&mut self.random, 0..40);
         let mut wish = self.limit(Wish { session_ms: Some(grace_ms), ..Wish::WAIT });
         let looks_us = if lasts { LONG_SESSION_LOOKS_US } else { SLACK_US };
         if lasts {
-            // Nobody else waits for it, and it is to be there still when it is looked for.
+            // No other request waits for it, and the session must still exist when it is checked.
             wish.lease_ms *= 2;
         }
         let mut connection = Connection::open(self.address)?;
@@ -183,19 +185,19 @@ impl Worker {
         if matches!(outcome, Outcome::Granted(_)) {
             self.pause(if lasts { LONG_SESSION_US } else { 200 });
         }
-        // Where connections are lost, this one may have been so since it was answered.
+        // Where connections get lost, this one may have been lost since its last answer.
         let closed_us = if self.survives { answered_us } else { now_us() };
         drop(connection);
         self.record(&party, closed_us, now_us(), Call::Close { grace_ms }, Outcome::Unknown);
         if matches!(outcome, Outcome::Granted(_)) {
-            // The server may hear of it late.
+            // The server may notice the close late.
             self.closed.get_or_insert((party, now_us() + grace_ms * 1000 + looks_us));
         }
         Ok(())
     }
 
-    /// A waiter whose connection is closed in the very turn in which it is granted, and another one behind it. On a key that
-    /// nobody else uses, so that it is known who is next.
+    /// Kills the connection of a waiter in the turn in which it is granted, with another waiter
+    /// behind it. On a key that no other client uses, so it is known which waiter is next.
     pub(super) fn be_killed_in_turn(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
@@ -203,7 +205,7 @@ impl Worker {
         }
         let (killed, wish) = (self.own_waiter(), self.limit(Wish::WAIT));
         let mut to_kill = Connection::open(self.address)?;
-        let Value::Int(client) = to_kill.ask("CLIENT ID")? else { bail!("a client has an id") };
+        let Value::Int(client) = to_kill.ask("CLIENT ID")? else { bail!("CLIENT ID is no number") };
         let killed_us = now_us();
         let sent = to_kill.send(&self.wish(&killed, wish));
         let next = self.stand_behind(&killed, wish, killed_us, sent)?;
@@ -211,18 +213,20 @@ impl Worker {
         let released = self.release_and_kill(&holder, client);
         let answered_us = now_us();
         self.record(&holder, sent_us, answered_us, Call::Release { count: 1, token: None, request_id: None }, released);
-        // Of a transaction without an answer it is not known what it did.
+        // The effect of a transaction without an answer is unknown.
         let undone = if released == Outcome::Unknown { Outcome::Unknown } else { Outcome::Undone };
         self.record(&killed, killed_us, answered_us, wish.call(), undone);
-        if undone == Outcome::Undone && self.server_stays {
-            // Where connections are lost all the time, the one behind does not wait for long enough to tell.
+        if undone == Outcome::Undone && self.server_is_steady {
+            // Where connections get lost all the time, the waiter behind does not wait long enough
+            // to tell.
             self.closed.get_or_insert((killed, now_us() + SLACK_US));
         }
         self.take_turn(next);
         Ok(())
     }
 
-    /// A waiter that quits as soon as it is granted, over the connection that waits, and goes on over another one. The one behind it has to wait.
+    /// A waiter quits over its waiting connection as soon as it is granted, and goes on over
+    /// another one. The waiter behind it has to wait.
     pub(super) fn quit_when_granted(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
@@ -244,12 +248,13 @@ impl Worker {
         Ok(())
     }
 
-    /// In one transaction, a hold is released, and the connection of a waiter is closed. What the release was answered.
+    /// Releases a hold and closes a waiter's connection in one transaction. Returns the answer to
+    /// the release.
     fn release_and_kill(&mut self, holder: &Party, client: i64) -> Outcome {
         let release = self.words(holder, "RELEASE");
         for words in ["MULTI", &release, &format!("CLIENT KILL ID {client}")] {
             if self.connection.ask(words).is_err() {
-                // Else it would take in all that this client asks from now on.
+                // Otherwise the transaction would take in all further commands of this client.
                 let _ = self.connection.ask("DISCARD");
                 return Outcome::Unknown;
             }
@@ -260,25 +265,25 @@ impl Worker {
         }
     }
 
-    /// A new owner that asks once for this client's own key.
+    /// A new owner with one request for this client's own key.
     pub(super) fn own_waiter(&mut self) -> Party {
         Party { asked: 1, ..self.own_party() }
     }
 
-    /// A short lease that its owner forgets, and a request that waits for its end. On a key that nobody else uses, so that no other request
-    /// finds that the lease is over.
+    /// Takes a short lease, abandons it, and lets a request wait for its end. On a key that no
+    /// other client uses, so no other request makes the server notice the expiry.
     pub(super) fn lapse(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if self.acquire(&mut holder, Wish { lease_ms: FORGOTTEN_LEASE_MS, ..Wish::WAIT }) {
-            // What it waits for may be over at once.
+            // The lock that it waits for may be free at once.
             let next = self.stand_in_line(0)?;
             self.take_turn(next);
         }
         Ok(())
     }
 
-    /// A request that waits with CLAIM on a blocked connection, and claims what it is granted, or comes when the claim has expired. On a key that nobody
-    /// else uses, so that it is known that it has waited.
+    /// Waits with CLAIM on a blocked connection, and claims the grant, or comes after the claim has
+    /// expired. On a key that no other client uses, so it is known that the request waited.
     pub(super) fn claim(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
@@ -301,9 +306,10 @@ impl Worker {
         Ok(())
     }
 
-    /// A lock that stays closed when its hold has ended, until its time is over or its former owner frees it.
+    /// Keeps a lock closed after its hold has ended, until its time is over or its former owner
+    /// frees it.
     pub(super) fn keep_closed(&mut self) -> Result<()> {
-        // On a key that nobody else uses no other request finds that the time is over.
+        // On a key that no other client uses, no other request makes the server notice the end.
         let is_alone = rand::Rng::random_bool(&mut self.random, 0.3);
         let mut party =
             if is_alone { self.own_party() } else { self.party(|kind| matches!(kind, Kind::Mutex | Kind::Fair)) };
@@ -314,9 +320,10 @@ impl Worker {
         if self.release_and_keep(&party, keep_ms) != Outcome::Number(1) {
             return Ok(());
         }
-        // It may be open at once.
+        // The lock may open at once.
         let next = if is_alone { Some(self.stand_in_line(0)?) } else { None };
-        // Its own wait would be behind the other one, whose grant is given back later.
+        // The owner's own wait would be behind the other request, which releases its grant only
+        // later.
         let last = if is_alone { 4 } else { 5 };
         match rand::Rng::random_range(&mut self.random, 0..=last) {
             0 => {}
@@ -340,9 +347,9 @@ impl Worker {
         Ok(())
     }
 
-    /// A hold that somebody else ends, with the key or without, and a request that waits for it. On a key that nobody else uses, so that it is known
-    /// who is next.
-    pub(super) fn be_removed(&mut self) -> Result<()> {
+    /// Another client ends a hold, with the key or without it, while a request waits. On a key that
+    /// no other client uses, so it is known which waiter is next.
+    pub(super) fn be_ended_by_another(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
@@ -355,7 +362,7 @@ impl Worker {
         let answer = self.connection.call_value(&removal.replace("{}", &name));
         let removed = match answer {
             Ok(Value::Int(0)) => Outcome::NotOwner,
-            // All counts of it.
+            // This ends all of its counts.
             Ok(_) => Outcome::Number(0),
             Err(error) => outcome(Err(error)),
         };
@@ -369,8 +376,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets a request wait for this client's own key behind one that was sent. If either does not come to wait, it is not known what became of the
-    /// first.
+    /// Lets a request wait for this client's own key, behind a request that was sent. If either
+    /// never waits, the outcome of the first is unknown.
     pub(super) fn stand_behind(&mut self, first: &Party, wish: Wish, sent_us: u64, sent: Result<()>) -> Result<Behind> {
         let next = sent.and_then(|()| self.wait_for_waiters(1)).and_then(|()| self.stand_in_line(2));
         if next.is_err() {
@@ -379,7 +386,7 @@ impl Worker {
         next
     }
 
-    /// Lets a request wait for this client's own key, and looks until so many wait.
+    /// Lets a request wait for this client's own key, until `waiters` requests wait.
     pub(super) fn stand_in_line(&mut self, waiters: usize) -> Result<Behind> {
         let wish = self.limit(Wish::WAIT);
         self.wait_in_line(wish, waiters)
@@ -398,14 +405,14 @@ impl Worker {
         Ok(Behind { party, wish, connection, sent_us })
     }
 
-    /// The one behind is answered, and gives back what it was granted.
+    /// Receives the answer of the request behind, and releases its grant.
     pub(super) fn take_turn(&mut self, behind: Behind) {
         if let Some(party) = self.be_answered(behind) {
             self.release(&party, 1, None);
         }
     }
 
-    /// The one behind is answered. Returns who it is, if it was granted the lock.
+    /// Receives the answer of the request behind. Returns its owner, if it was granted the lock.
     fn be_answered(&mut self, behind: Behind) -> Option<Party> {
         let Behind { party, wish, mut connection, sent_us } = behind;
         let outcome = as_grant(connection.receive());
@@ -413,27 +420,28 @@ impl Worker {
         matches!(outcome, Outcome::Granted(_)).then_some(party)
     }
 
-    /// Waits until so many wait for this client's own key.
+    /// Waits until `count` requests wait for this client's own key.
     pub(super) fn wait_for_waiters(&mut self, count: usize) -> Result<()> {
         let give_up_us = now_us() + COMES_TO_WAIT_US;
         while self.count_waiters()? < count {
-            ensure!(now_us() < give_up_us, "a request does not come to wait");
+            ensure!(now_us() < give_up_us, "a request did not begin to wait within 1.5 s");
             self.pause(200);
         }
         Ok(())
     }
 
-    /// How many wait for this client's own key.
+    /// How many requests wait for this client's own key.
     pub(super) fn count_waiters(&mut self) -> Result<usize> {
         let name = self.own_name();
         match self.connection.ask(&format!("RLOCK.WAITERS {name}"))? {
             Value::Array(waiters) => Ok(waiters.len()),
-            _ => bail!("WAITERS is an array"),
+            _ => bail!("the answer to WAITERS is no array"),
         }
     }
 }
 
-/// What a request for many keys was answered for each of them. An answer of another length is the number of what it has: not what anybody expects.
+/// The answer to a request for many keys, for each of them. If their number is wrong, each gets the
+/// number of answers received, which no rule accepts.
 fn of_each(answer: Result<Value, RedisError>, keys: usize, read: impl Fn(Outcome) -> Outcome) -> Vec<Outcome> {
     match answer {
         Ok(Value::Array(each)) if each.len() == keys => each.iter().map(|one| read(number(one))).collect(),
@@ -454,13 +462,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_for_many_keys_is_answered_for_each_of_them() {
+    fn request_for_many_keys_is_answered_per_key() {
         let tokens = |each: &[i64]| Ok(Value::Array(each.iter().copied().map(Value::Int).collect()));
-        let told = |answer| of_each(answer, 2, as_grant);
-        assert_eq!(told(tokens(&[5, 6])), [Outcome::Granted(5), Outcome::Granted(6)]);
-        assert_eq!(told(tokens(&[5])), [Outcome::Number(1); 2], "a part of it is no grant");
-        assert_eq!(told(Ok(Value::Nil)), [Outcome::Nil; 2]);
+        let outcomes = |answer| of_each(answer, 2, as_grant);
+        assert_eq!(outcomes(tokens(&[5, 6])), [Outcome::Granted(5), Outcome::Granted(6)]);
+        assert_eq!(outcomes(tokens(&[5])), [Outcome::Number(1); 2], "a part is no grant");
+        assert_eq!(outcomes(Ok(Value::Nil)), [Outcome::Nil; 2]);
         let refused = redis::make_extension_error("OOM".into(), Some("used memory > 'maxmemory'".into()));
-        assert_eq!(told(Err(refused)), [Outcome::Refused; 2], "nothing was done, as is known");
+        assert_eq!(outcomes(Err(refused)), [Outcome::Refused; 2], "an error changes nothing");
     }
 }

@@ -1,4 +1,5 @@
-//! Three Sentinels that watch a master: when it dies they put its replica in its place, and they do so when they are told to.
+//! Three Sentinels that watch a master. They replace it by its replica when it dies or when they
+//! are told to.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,14 +17,15 @@ use super::wire::{Connection, now_us, text};
 
 const COUNT: usize = 3;
 
-/// How long a master may be silent before a Sentinel takes it for dead. A promotion cuts the Sentinels off, which connect again within a
-/// second: with less than that they would replace the new master at once.
+/// How long a master may be silent before a Sentinel considers it dead. A promotion disconnects the
+/// Sentinels, which reconnect within a second: with a smaller value they would replace the new
+/// master at once.
 const DOWN_AFTER_MS: u32 = 2_000;
 
-/// Twice this must pass from one failover to the next.
+/// Twice this time must pass between two failovers.
 const FAILOVER_TIMEOUT_MS: u64 = 3_000;
 
-/// Sentinels see each other once in two seconds, and their servers once in ten.
+/// Sentinels contact each other every two seconds, and their servers every ten.
 const AGREE_US: u64 = 40_000_000;
 
 /// See the head of this file.
@@ -31,7 +33,7 @@ pub struct Sentinels {
     members: Vec<Member>,
 }
 
-/// One of them. It is ended when this is dropped.
+/// A Sentinel. Dropping it ends the process.
 struct Member {
     process: Child,
     address: SocketAddr,
@@ -46,11 +48,12 @@ impl Drop for Member {
 }
 
 impl Sentinels {
-    /// Starts them, and waits until they know the master, its one replica, and each other.
+    /// Starts the Sentinels, and waits until they know the master, its only replica, and each
+    /// other.
     ///
     /// # Errors
     ///
-    /// If they do not start, or do not come to that.
+    /// If they do not start, or are not ready within 40 seconds.
     pub fn of(server: &Path, master: SocketAddr) -> Result<Self> {
         let members = (0..COUNT).map(|_| Member::start(server, master)).collect::<Result<_>>()?;
         let sentinels = Self { members };
@@ -58,13 +61,13 @@ impl Sentinels {
         Ok(sentinels)
     }
 
-    /// Waits until the next master that dies will be replaced.
+    /// Waits until the Sentinels would replace a master that dies.
     ///
     /// # Errors
     ///
-    /// If it does not come to that.
+    /// If they are not ready within 40 seconds.
     pub fn wait_until_ready(&self, master: SocketAddr) -> Result<()> {
-        self.each("the Sentinels are not ready", |sentinel| {
+        self.each("the Sentinels did not get ready", |sentinel| {
             let replicas = sentinel.ask("SENTINEL REPLICAS fleet")?;
             let healthy = |replica: &Value| field(replica, "flags").is_some_and(|flags| flags == "slave");
             let is_healthy = matches!(&replicas, Value::Array(all) if all.len() == 1 && all.iter().all(healthy));
@@ -75,18 +78,19 @@ impl Sentinels {
         })
     }
 
-    /// Tells one of them to put the replica in the place of a master that lives, until they have agreed on it.
+    /// Tells a Sentinel to replace a live master by the replica, and waits until all have agreed.
     ///
     /// # Errors
     ///
-    /// If they do not come to that.
+    /// If they do not agree within 40 seconds.
     pub fn fail_over_to(&self, replica: SocketAddr) -> Result<()> {
-        let first = self.members.first().context("there are Sentinels")?;
+        let first = self.members.first().context("no Sentinels")?;
         let mut sentinel = Connection::open(first.address)?;
         let (deadline_us, mut again_us, mut said) = (now_us() + AGREE_US, 0, None);
         while master_by(&mut sentinel)? != Some(replica) {
-            ensure!(now_us() < deadline_us, "the Sentinel promotes nobody, and said {said:?}");
-            // It is refused while another failover goes on, and given up if it takes too long.
+            ensure!(now_us() < deadline_us, "the Sentinel promoted no replica; it said {said:?}");
+            // The command is refused during another failover. A failover that takes too long is
+            // abandoned.
             if now_us() > again_us {
                 again_us = now_us() + 2 * FAILOVER_TIMEOUT_MS * 1000;
                 said = Some(sentinel.ask("SENTINEL FAILOVER fleet"));
@@ -96,13 +100,13 @@ impl Sentinels {
         self.wait_for(replica)
     }
 
-    /// Waits until all of them say that this is the master.
+    /// Waits until all Sentinels name this master.
     ///
     /// # Errors
     ///
-    /// If they do not.
+    /// If they do not within 40 seconds.
     pub fn wait_for(&self, master: SocketAddr) -> Result<()> {
-        self.each("the Sentinels promote nobody", |sentinel| Ok(master_by(sentinel)? == Some(master)))
+        self.each("the Sentinels promoted no replica", |sentinel| Ok(master_by(sentinel)? == Some(master)))
     }
 
     fn each(&self, otherwise: &str, mut is_so: impl FnMut(&mut Connection) -> Result<bool>) -> Result<()> {
@@ -129,7 +133,7 @@ impl Member {
             master.port()
         );
         fs::write(&configuration, text)?;
-        // It ends with this thread, however the process ends.
+        // The Sentinel ends with this thread, however the process ends.
         let process = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(server)
@@ -144,14 +148,14 @@ impl Member {
     }
 }
 
-/// Where the master is, by the word of one of them.
+/// The address of the master, according to one Sentinel.
 fn master_by(sentinel: &mut Connection) -> Result<Option<SocketAddr>> {
     let Value::Array(address) = sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME fleet")? else { return Ok(None) };
     let words = address.into_iter().map(text).collect::<Result<Vec<_>>>()?;
     Ok(words.join(":").parse().ok())
 }
 
-/// A field of what a Sentinel says of somebody.
+/// A field of a Sentinel's description of a server.
 fn field(about: &Value, name: &str) -> Option<String> {
     let Value::Array(words) = about else { return None };
     let words: Vec<String> = words.iter().cloned().map(text).collect::<Result<_>>().ok()?;

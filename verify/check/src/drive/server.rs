@@ -1,4 +1,5 @@
-//! Servers of one's own: on a free port of 127.0.0.1, in a temporary folder, killed by their process id when dropped.
+//! Servers for tests: each on a free port of 127.0.0.1, in a temporary folder, and killed by its
+//! process id when dropped.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 use super::small_disk::SmallDisk;
 use super::wire::Connection;
 
-/// A port that was free a moment ago may be taken when the server comes to it.
+/// A free port may be taken by the time the server binds it.
 const START_ATTEMPTS: u32 = 5;
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -25,33 +26,35 @@ pub struct Program {
     pub server: PathBuf,
     /// The module to load.
     pub module: PathBuf,
-    /// What it writes to its disk.
+    /// Which data the server writes to its disk.
     pub disk: Disk,
-    /// Whether clients are lost while they wait: each of them costs a fair lock its grace, so that is short.
+    /// Whether clients get lost while they wait. Each of them costs a fair lock its grace, so that
+    /// is short then.
     pub loses_clients: bool,
-    /// Whether it is a node of a cluster.
+    /// Whether the server is a node of a cluster.
     pub is_cluster: bool,
-    /// This checker with the client to use where clients are processes of their own; the one that runs if it is `None`.
+    /// The checker whose client is used for processes of clients; `None` for the running one.
     pub clients: Option<PathBuf>,
 }
 
 impl Program {
-    /// A server by itself that writes nothing to its disk.
+    /// A server outside a cluster that writes nothing to its disk.
     #[must_use]
     pub fn alone(server: PathBuf, module: PathBuf) -> Self {
         Self { server, module, disk: Disk::None, loses_clients: false, is_cluster: false, clients: None }
     }
 }
 
-/// What a server writes to its disk.
+/// Which data a server writes to its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
     /// Nothing.
     None,
-    /// Whatever it has answered.
+    /// Everything that it has answered (`appendfsync always`).
     Always,
-    /// What it has done, a second later at most, on a disk that can be filled. It goes on without, and refuses to write, while that is full. Where
-    /// nothing can be mounted, the disk is everybody's, and "full" is that no file of the server's may grow.
+    /// All changes, at most a second later, on a disk that can be filled. While that is full,
+    /// the server stays up and refuses to write. Where no file system can be mounted, the disk is
+    /// shared, and "full" means that none of the server's files may grow.
     Small,
 }
 
@@ -60,20 +63,20 @@ pub struct Server {
     child: Child,
     address: SocketAddr,
     folder: TempDir,
-    /// Where it keeps its files, if they are not in the folder.
+    /// The disk for its files, if they are not in `folder`.
     disk: Option<SmallDisk>,
     program: Program,
     environment: Vec<(&'static str, PathBuf)>,
-    /// Where the nodes of a cluster talk to it.
+    /// The port for the other nodes of a cluster.
     bus_port: Option<u16>,
 }
 
 impl Server {
-    /// Starts a server, with a wall clock of its own if there is one, and waits until it answers.
+    /// Starts a server, optionally with a wall clock of its own, and waits until it answers.
     ///
     /// # Errors
     ///
-    /// If it does not start; the error carries its log.
+    /// If it does not start. The error contains its log.
     pub fn start(program: &Program, clock: Option<&WallClock>) -> Result<Self> {
         let mut attempt = 1;
         loop {
@@ -102,63 +105,64 @@ impl Server {
         let deadline = Instant::now() + START_TIMEOUT;
         while Connection::open(self.address).and_then(|mut connection| connection.ask("PING")).is_err() {
             if self.child.try_wait()?.is_some() || Instant::now() > deadline {
-                bail!("the server does not start; its log:\n{}", self.log());
+                bail!("the server did not start; its log:\n{}", self.log());
             }
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())
     }
 
-    /// Kills it as `kill -9` does, and starts it again with what it has on disk.
+    /// Kills the server like `kill -9`, and restarts it with the data on its disk.
     ///
     /// # Errors
     ///
-    /// If it does not come back.
+    /// If it does not start again.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.kill()?;
         self.restart()
     }
 
-    /// Kills it as `kill -9` does.
+    /// Kills the server like `kill -9`.
     ///
     /// # Errors
     ///
-    /// If it cannot be signalled, or has ended by itself: that must not be taken for this kill.
+    /// If it cannot be signalled. Also if it has already ended by itself, because that must not
+    /// pass for this kill.
     pub fn kill(&mut self) -> Result<()> {
-        ensure!(self.is_alive(), "the server has ended by itself; its log:\n{}", self.log());
+        ensure!(self.is_alive(), "the server ended by itself; its log:\n{}", self.log());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// Makes it a replica of another one, and waits until it has what that one has.
+    /// Makes the server a replica of another one, and waits until it has its data.
     ///
     /// # Errors
     ///
-    /// If it does not come to that.
+    /// If the replica does not connect within 20 seconds.
     pub fn follow(&self, master: SocketAddr) -> Result<()> {
         let mut there = Connection::open(self.address)?;
         there.ask(&format!("REPLICAOF 127.0.0.1 {}", master.port()))?;
         let deadline = Instant::now() + START_TIMEOUT;
         while !super::wire::info(&mut there)?.contains("master_link_status:up") {
-            ensure!(Instant::now() < deadline, "the replica does not come; its log:\n{}", self.log());
+            ensure!(Instant::now() < deadline, "the replica did not connect; its log:\n{}", self.log());
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())
     }
 
-    /// Starts it again with what it has on disk.
+    /// Restarts the server with the data on its disk.
     ///
     /// # Errors
     ///
-    /// If it does not come back.
+    /// If it does not start again.
     pub fn restart(&mut self) -> Result<()> {
         let addresses = (self.address, self.bus_port);
         self.child = spawn(&self.program, &self.environment, addresses, &self.folder, self.disk.as_ref())?;
         self.wait_until_ready()
     }
 
-    /// Lets it stand still for a while, as a machine does that has no time for it.
+    /// Suspends the server for a while (SIGSTOP), as an overloaded machine does.
     ///
     /// # Errors
     ///
@@ -170,11 +174,11 @@ impl Server {
         })
     }
 
-    /// Lets it stand still until something has happened.
+    /// Suspends the server until `has_happened` returns.
     ///
     /// # Errors
     ///
-    /// If it cannot be signalled, or that does not happen.
+    /// If it cannot be signalled, or `has_happened` fails.
     pub fn stand_still_until(&self, has_happened: impl FnOnce() -> Result<()>) -> Result<()> {
         signal(&self.child, "-STOP")?;
         let happened = has_happened();
@@ -182,7 +186,7 @@ impl Server {
         happened
     }
 
-    /// From now on it can write nothing to its disk.
+    /// Makes all further writes to its disk fail.
     ///
     /// # Errors
     ///
@@ -191,16 +195,16 @@ impl Server {
         self.disk.as_ref().map_or_else(|| self.limit_files("0"), |disk| disk.fill(&self.child))
     }
 
-    /// There is room on its disk again.
+    /// Makes room on its disk again.
     ///
     /// # Errors
     ///
-    /// If none can be made.
+    /// If the disk cannot be freed.
     pub fn free_disk(&self) -> Result<()> {
         self.disk.as_ref().map_or_else(|| self.limit_files("unlimited"), |disk| disk.free(&self.child))
     }
 
-    /// What a write to its disk fails with while that is full.
+    /// The error of a write to the full disk.
     #[must_use]
     pub fn error_of_full_disk(&self) -> &'static str {
         if self.disk.is_some() { "ENOSPC" } else { "EFBIG" }
@@ -209,42 +213,42 @@ impl Server {
     fn limit_files(&self, bytes: &str) -> Result<()> {
         let (process, limit) = (self.child.id().to_string(), format!("--fsize={bytes}:"));
         let status = Command::new("prlimit").args(["--pid", &process, &limit]).status()?;
-        ensure!(status.success(), "the files of the server cannot be limited");
+        ensure!(status.success(), "cannot limit the files of the server");
         Ok(())
     }
 
-    /// Where the nodes of a cluster talk to it.
+    /// The port for the other nodes of a cluster.
     #[must_use]
     pub fn bus_port(&self) -> Option<u16> {
         self.bus_port
     }
 
-    /// Where it listens.
+    /// The address for clients.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What it has logged.
+    /// The server's log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(log_of(&self.folder)).unwrap_or_default()
     }
 
-    /// Whether its process has not ended.
+    /// Whether the process is running.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 }
 
-/// Sends a signal to a process of one's own.
+/// Sends a signal to a child process.
 pub(super) fn signal(process: &Child, signal: &str) -> Result<()> {
     let status = Command::new("kill").args([signal, &process.id().to_string()]).status()?;
-    ensure!(status.success(), "process {} cannot be sent {signal}", process.id());
+    ensure!(status.success(), "cannot send {signal} to process {}", process.id());
     Ok(())
 }
 
-/// A port that nobody listens at, at this moment.
+/// A port that is free at this moment.
 pub(super) fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
@@ -263,9 +267,10 @@ fn spawn(
     folder: &TempDir,
     disk: Option<&SmallDisk>,
 ) -> Result<Child> {
-    let module = fs::canonicalize(&program.module)
-        .with_context(|| format!("there is no module at {}", program.module.display()))?;
-    // A file that may not grow is an error to the server then, and not its end. The server ends with this thread, however the process ends.
+    let module =
+        fs::canonicalize(&program.module).with_context(|| format!("no module at {}", program.module.display()))?;
+    // With SIGXFSZ ignored, a file that may not grow is an error for the server instead of its end.
+    // The server ends with this thread, however the process ends.
     let mut command = Command::new("sh");
     if let Some(disk) = disk {
         command = disk.command();
@@ -291,9 +296,10 @@ fn spawn(
     }
     if let Some(bus_port) = bus_port {
         command.args(["--cluster-enabled", "yes", "--cluster-port", &bus_port.to_string()]);
-        // Otherwise a node that has given up its last slot would become a replica of the other one.
+        // Otherwise a node that gave up its last slot would become a replica of the other node.
         command.args(["--cluster-allow-replica-migration", "no"]);
-        // After a failover nobody votes for another one of the same master until twice this time is over.
+        // After a failover, no node votes for another one of the same master until twice this time
+        // has passed.
         command.args(["--cluster-node-timeout", "1000"]);
     }
     if program.loses_clients {
@@ -302,7 +308,7 @@ fn spawn(
     command.spawn().with_context(|| format!("cannot run {}", program.server.display()))
 }
 
-/// Beside its files: there is room for the log, and it outlives the server.
+/// Beside the server's files: the log must have room, and outlive the server.
 fn log_of(folder: &TempDir) -> PathBuf {
     folder.path().join("log")
 }
@@ -314,14 +320,16 @@ impl Drop for Server {
     }
 }
 
-/// The step of a server's wall clock, shared with the server through a file; see `tests/support/clock_shim.c`.
+/// The offset of a server's wall clock, shared with the server through a file. See
+/// `tests/support/clock_shim.c`.
 pub struct WallClock {
     folder: TempDir,
     shim: PathBuf,
 }
 
 impl WallClock {
-    /// A clock that shows the true time. Builds the shim with the C compiler that Rust links with.
+    /// Creates a clock that shows the true time. Builds the shim with the C compiler that Rust
+    /// links with.
     ///
     /// # Errors
     ///
@@ -332,7 +340,7 @@ impl WallClock {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/support/clock_shim.c");
         let status =
             Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source).arg("-ldl").status()?;
-        ensure!(status.success(), "cc cannot build the clock's shim");
+        ensure!(status.success(), "cc cannot build clock_shim.c");
         let clock = Self { folder, shim };
         clock.step_to(0)?;
         Ok(clock)
@@ -342,18 +350,18 @@ impl WallClock {
         self.folder.path().join("step")
     }
 
-    /// What a server needs in its environment to live by this clock.
+    /// The environment that makes a server use this clock.
     fn environment(&self) -> Vec<(&'static str, PathBuf)> {
         vec![("LD_PRELOAD", self.shim.clone()), ("RLOCK_TEST_CLOCK", self.file())]
     }
 
-    /// From now on the wall clock is so many milliseconds ahead of the true one.
+    /// Sets the wall clock to this many milliseconds ahead of the true time.
     ///
     /// # Errors
     ///
     /// If the file cannot be written.
     pub fn step_to(&self, ahead_ms: i64) -> Result<()> {
-        // In place and in one write, since the server has the file mapped.
+        // The server has the file mapped, so it is written in place and in one write.
         let mut file = File::options().create(true).truncate(false).write(true).open(self.file())?;
         Ok(file.write_all(&(ahead_ms * 1_000).to_ne_bytes())?)
     }
@@ -364,7 +372,7 @@ mod tests {
     use super::*;
 
     fn running(program: &str, arguments: &[&str]) -> Server {
-        let child = Command::new(program).args(arguments).spawn().expect("a program that is everywhere");
+        let child = Command::new(program).args(arguments).spawn().expect("a standard program");
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let folder = tempfile::tempdir().expect("a temporary folder");
         let program = Program::alone(program.into(), PathBuf::new());
@@ -372,12 +380,12 @@ mod tests {
     }
 
     #[test]
-    fn an_end_by_itself_is_not_taken_for_a_kill() {
+    fn crash_is_not_taken_for_a_kill() {
         let mut crashed = running("false", &[]);
         while crashed.is_alive() {
             thread::sleep(Duration::from_millis(1));
         }
-        crashed.kill().expect_err("it has ended before");
-        running("sleep", &["60"]).kill().expect("it has not");
+        crashed.kill().expect_err("it ended before");
+        running("sleep", &["60"]).kill().expect("it is running");
     }
 }

@@ -1,5 +1,6 @@
-//! A long load of all kinds with disconnects, in rounds on one server. After each round, when everybody has gone, nothing may be left
-//! over, what clients saw is checked, and the server's memory and its latency are noted.
+//! A long load of all kinds with disconnects, in rounds on one server. After each round, when all
+//! clients have left, nothing may be left over; the recorded history is checked; and the server's
+//! memory and latency are measured.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,25 +18,28 @@ use crate::rules;
 /// How long a round is.
 const ROUND: Duration = Duration::from_secs(20);
 
-/// How much more `used_memory` may be at the end: what is lost with each round adds up to more in an hour.
+/// How many bytes `used_memory` may grow. A leak in each round adds up to more in an hour.
 const MOST_GROWTH: f64 = 1024.0 * 1024.0;
 
-/// How much more resident memory the server may have at the end: what `used_memory` does not count. The allocator keeps some megabytes more or less.
+/// How many bytes resident memory may grow: memory that `used_memory` does not count. The allocator
+/// keeps some megabytes more or less.
 const MOST_RESIDENT_GROWTH: f64 = 32.0 * 1024.0 * 1024.0;
 
-/// How many times as long as at the start a pair may take at the end, each compared with two PINGs of its round.
+/// The largest ratio of a pair's duration at the end to that at the start, each relative to two
+/// PINGs of its round.
 const MOST_SLOWDOWN: f64 = 1.5;
 
-/// So many rounds and more have a tenth in which one that was disturbed does not count.
+/// With more rounds than this, one disturbed round in the first or last tenth does not decide the
+/// comparison.
 const FEWEST_TO_COMPARE: usize = 40;
 
-/// So many rounds and more have a line through them that says something.
+/// With more rounds than this, the slope of the memory means something.
 const FEWEST: usize = 10;
 
 /// How many pairs of ACQUIRE and RELEASE are timed after each round.
 const TIMED: usize = 2_000;
 
-/// What the server was like after a round.
+/// Measurements of the server after a round.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Seconds since the beginning.
@@ -44,29 +48,30 @@ pub struct Sample {
     pub used: f64,
     /// `used_memory_rss`, in bytes.
     pub resident: f64,
-    /// Half of the timed pairs took no longer, in microseconds.
+    /// The median of the timed pairs, in microseconds.
     pub median_us: f64,
-    /// Half of the timed pairs of PINGs took no longer: what the machine and the server make of two requests, in microseconds.
+    /// The median of the timed pairs of PINGs, in microseconds: the time that the machine and the
+    /// server take for any two requests.
     pub pings_us: f64,
-    /// 99 of 100 timed pairs took no longer, in microseconds.
+    /// The 99th percentile of the timed pairs, in microseconds.
     pub slow_us: f64,
-    /// How many operations there were so far.
+    /// The number of operations so far.
     pub operations: usize,
 }
 
-/// What came of it.
+/// The result of a soak.
 pub struct Soaked {
     /// One for each round.
     pub samples: Vec<Sample>,
-    /// What must not have happened.
+    /// The broken rules.
     pub violations: Vec<Violation>,
 }
 
-/// Goes on for a while, and shows each sample as soon as it is there.
+/// Runs rounds for a while, and calls `show` with each sample as soon as it exists.
 ///
 /// # Errors
 ///
-/// If the server cannot be started, or a client fails in a way that no rule is about.
+/// If the server cannot be started, or a client fails in a way that no rule covers.
 pub fn soak(
     program: &Program,
     lasts: Duration,
@@ -78,7 +83,7 @@ pub fn soak(
     let program = Program { disk: Disk::None, loses_clients: true, ..program.clone() };
     let mut master = Server::start(&program, Some(&clocks[0]))?;
     let mut replica = Server::start(&program, Some(&clocks[1]))?;
-    // The log of slow commands fills up for hours: memory of the server's own, which is none of what is looked for.
+    // The log of slow commands grows for hours. That memory is the server's own, and not a leak.
     Connection::insist(master.address())?.ask("CONFIG SET slowlog-log-slower-than -1")?;
     let mut soaked = Soaked { samples: Vec::new(), violations: Vec::new() };
     let (began, mut round, mut operations) = (Instant::now(), 0, 0);
@@ -89,7 +94,7 @@ pub fn soak(
         let keys = campaign.make_keys(&mut Connection::insist(master.address())?)?;
         let (seen, _) = campaign.record(&mut master, &mut replica, &clocks, &keys, &mut soaked.violations)?;
         operations += seen.len();
-        // Connections from before were cut like all others.
+        // Earlier connections were cut like all others.
         let mut control = Connection::insist(master.address())?;
         soaked.violations.extend(rules::check(&mut History {
             keys: keys.to_vec(),
@@ -111,13 +116,13 @@ pub fn soak(
     Ok(soaked)
 }
 
-/// Whether so many rounds say how the memory has changed.
+/// Whether there are enough rounds to judge the memory.
 #[must_use]
 pub fn is_long_enough(samples: &[Sample]) -> bool {
     samples.len() > FEWEST
 }
 
-/// In which way the server's memory has grown by more than what rounds differ by.
+/// The kinds of memory that have grown by more than rounds differ.
 fn growth(samples: &[Sample]) -> Vec<Violation> {
     let (true, Some(first), Some(last)) = (is_long_enough(samples), samples.get(1), samples.last()) else {
         return Vec::new();
@@ -126,7 +131,7 @@ fn growth(samples: &[Sample]) -> Vec<Violation> {
     let grown = |what: &str, value: fn(&Sample) -> f64, most: f64| {
         let grown = slope_by_hour(samples, value) * hours;
         (grown > most).then(|| {
-            let story = format!("{what} has grown by {:.0} KiB", grown / 1024.0);
+            let story = format!("{what} grew by {:.0} KiB", grown / 1024.0);
             Violation { rule: Rule::NothingIsLeftOver, story }
         })
     };
@@ -135,7 +140,7 @@ fn growth(samples: &[Sample]) -> Vec<Violation> {
     used.into_iter().chain(resident).collect()
 }
 
-/// Whether the server takes longer in the end.
+/// Whether the server was slower at the end.
 fn has_slowed_down(samples: &[Sample]) -> Option<Violation> {
     let is_long = samples.len() > FEWEST_TO_COMPARE;
     let slowdown = slowdown(samples).filter(|slowdown| is_long && *slowdown > MOST_SLOWDOWN)?;
@@ -143,7 +148,8 @@ fn has_slowed_down(samples: &[Sample]) -> Option<Violation> {
     Some(Violation { rule: Rule::ServerLives, story })
 }
 
-/// How much something grows by the hour: the line through all samples but the first one, in which the server takes what it will use.
+/// The growth per hour: the slope of the line through all samples but the first, in which the
+/// server allocates what it will use.
 #[must_use]
 pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
     let samples = samples.get(1..).unwrap_or_default();
@@ -154,8 +160,10 @@ pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 
     if spread > 0.0 { both / spread * 3600.0 } else { 0.0 }
 }
 
-/// How a pair at the end compares with one at the start, each in PINGs of its round, so that the machine's own pace does not count: the middle one of
-/// the last tenth of the samples to the middle one of the first tenth; of two the faster one, since what disturbs makes them slower. The first sample does not count.
+/// The duration of a pair at the end relative to the start, each counted in PINGs of its round, so
+/// that the machine's own speed does not count. Compares the median of the last tenth of the
+/// samples with that of the first tenth. Of two samples the faster one counts, because disturbances
+/// only slow down. The first sample is ignored.
 #[must_use]
 pub fn slowdown(samples: &[Sample]) -> Option<f64> {
     let samples = samples.get(1..).unwrap_or_default();
@@ -168,11 +176,12 @@ pub fn slowdown(samples: &[Sample]) -> Option<f64> {
     Some(middle(samples.get(samples.len() - share..)?)? / middle(samples.get(..share)?)?)
 }
 
-/// Half of some pairs of PINGs, and half and 99 of 100 of as many pairs of ACQUIRE and RELEASE, in microseconds. They are timed in turn, so that
-/// what else the machine does slows down both.
+/// The median of pairs of PINGs, and the median and 99th percentile of pairs of ACQUIRE and
+/// RELEASE, in microseconds. They are timed in turn, so that other work of the machine slows down
+/// both.
 fn latency(control: &mut Connection) -> Result<(f64, f64, f64)> {
     const PAIRS: [[&str; 2]; 2] =
-        [["PING", "PING"], ["RLOCK.ACQUIRE timed somebody PX 60000", "RLOCK.RELEASE timed somebody"]];
+        [["PING", "PING"], ["RLOCK.ACQUIRE timed owner PX 60000", "RLOCK.RELEASE timed owner"]];
     let mut took_us = [Vec::with_capacity(TIMED), Vec::with_capacity(TIMED)];
     for _ in 0..TIMED {
         for (pair, took_us) in PAIRS.iter().zip(&mut took_us) {
@@ -191,7 +200,8 @@ fn latency(control: &mut Connection) -> Result<(f64, f64, f64)> {
 }
 
 fn memory(control: &mut Connection) -> Result<(f64, f64)> {
-    // The server frees the memory of connections that closed, and notes the memory that it has, ten times a second.
+    // Ten times a second the server frees the memory of closed connections, and updates its memory
+    // figures.
     thread::sleep(Duration::from_millis(500));
     let said = text(control.ask("INFO memory")?)?;
     let number = |name: &str| {
@@ -221,23 +231,23 @@ mod tests {
         };
         assert_eq!(slowdown(&samples(&[9.0])), None);
         assert_eq!(slowdown(&samples(&[9.0, 2.0, 5.0, 3.0])), Some(1.5));
-        // Of two, the one that was less disturbed.
+        // Of two samples, the less disturbed one counts.
         assert_eq!(slowdown(&samples(&[&[9.0; 1][..], &[2.0; 10], &[4.0, 2.0]].concat())), Some(1.0));
-        // One that was disturbed does not count.
+        // A disturbed sample does not count.
         let mut many = [&[9.0; 1][..], &[2.0; 40]].concat();
         (many[2], many[39]) = (50.0, 70.0);
         assert_eq!(slowdown(&samples(&many)), Some(1.0));
         assert_eq!(has_slowed_down(&samples(&many)), None);
         let mut slower = samples(&[&[2.0; 21][..], &[3.5; 20]].concat());
         assert_eq!(has_slowed_down(&slower).map(|violation| violation.rule), Some(Rule::ServerLives));
-        // The machine is slower, and not the server.
+        // The machine got slower, and not the server.
         slower.iter_mut().skip(21).for_each(|sample| sample.pings_us = 1.75);
         assert_eq!(has_slowed_down(&slower), None);
         assert_eq!(has_slowed_down(&samples(&[&[2.0; 20][..], &[3.5; 20]].concat())), None, "too few");
     }
 
     #[test]
-    fn what_grows_has_a_slope() {
+    fn growth_has_a_slope() {
         let sample = |at_s: f64, used: f64| Sample {
             at_s,
             used,

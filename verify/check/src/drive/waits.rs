@@ -1,4 +1,4 @@
-//! Requests that wait without a blocked connection (`NOTIFY`), and the ways in which such a wait ends.
+//! Requests that wait without a blocked connection (`NOTIFY`), and the ends of such waits.
 
 use anyhow::{Result, bail, ensure};
 
@@ -8,8 +8,8 @@ use super::worker::{Party, Wish, Worker};
 use crate::history::{Call, Mode, Outcome};
 use crate::timeline::SLACK_US;
 
-/// How often a server is asked whether it has noticed a closed connection. It reads what came on all of its connections before it
-/// looks for more, so one or two answers are enough.
+/// How often a client asks whether the server has noticed a closed connection. The server reads
+/// from all of its connections before it polls again, so one or two answers are enough.
 const LOOKS: usize = 50;
 
 impl Worker {
@@ -18,12 +18,12 @@ impl Worker {
         format!("answers-{}", self.own_name())
     }
 
-    /// Who listens to that channel.
+    /// The subscriber of that channel.
     fn listen(&mut self) -> Result<Subscriber> {
-        // Where it asks.
+        // In a cluster it must listen to the node that it sends requests to.
         let address = match self.subscribes {
             Subscribes::ToServer => self.connection.address(),
-            Subscribes::ToShard => self.connection.ask_where_it_leads()?,
+            Subscribes::ToShard => self.connection.resolve_address()?,
         };
         match self.subscriber.take().filter(|subscriber| subscriber.address() == address) {
             Some(subscriber) => Ok(subscriber),
@@ -31,7 +31,8 @@ impl Worker {
         }
     }
 
-    /// Waits without a blocked connection and claims the grant. Until then the hold lasts as long as the claim.
+    /// Waits without a blocked connection and claims the grant. Until then the hold lasts as long
+    /// as the claim.
     pub(super) fn be_notified(&mut self) -> Result<()> {
         let mut subscriber = self.listen()?;
         let party = self.party(|_| true);
@@ -50,7 +51,7 @@ impl Worker {
         };
         let heard = outcome.as_ref().map_or(Outcome::Unknown, |outcome| *outcome);
         self.record(&party, sent_us, now_us(), wish.call(), heard);
-        self.note_told_twice(&party, &mut subscriber);
+        self.record_answered_twice(&party, &mut subscriber);
         outcome?;
         self.subscriber = Some(subscriber);
         if matches!(heard, Outcome::Granted(_)) {
@@ -62,32 +63,34 @@ impl Worker {
         Ok(())
     }
 
-    /// The answer on a channel, as long as the connection that asked is there: the wait ends with it.
+    /// The answer on a channel. The wait ends when the connection that asked is lost.
     fn hear(&mut self, subscriber: &mut Subscriber, id: u64, wish: Wish) -> Result<Outcome> {
         let give_up_us = now_us() + wish.block_ms.unwrap_or_default() * 1000 + 2 * SLACK_US;
         let is_here = subscriber.address() == self.connection.address();
-        ensure!(is_here, "the request was sent on to a node where nobody listens");
+        ensure!(is_here, "the request was redirected to a node without a subscriber");
         loop {
             if let Some(outcome) = subscriber.answer(id)? {
                 return Ok(outcome);
             }
             if self.connection.ask("PING").is_err() {
-                bail!("the connection that asked is lost");
+                bail!("the connection that asked was lost");
             }
-            ensure!(now_us() < give_up_us, "nothing was published about a wait whose time is over");
+            ensure!(now_us() < give_up_us, "no answer was published in time");
         }
     }
 
-    /// Notes requests that were answered a second time on the channel of an owner, which is its client's own.
-    fn note_told_twice(&mut self, party: &Party, subscriber: &mut Subscriber) {
-        for owner in subscriber.take_told_twice() {
+    /// Records requests that got a second answer. The channel belongs to this client, so they are
+    /// its own.
+    fn record_answered_twice(&mut self, party: &Party, subscriber: &mut Subscriber) {
+        for owner in subscriber.take_answered_twice() {
             let at_us = now_us();
-            self.record(&Party { owner, ..*party }, at_us, at_us, Call::Look, Outcome::ToldTwice);
+            self.record(&Party { owner, ..*party }, at_us, at_us, Call::Look, Outcome::AnsweredTwice);
         }
     }
 
-    /// A request that is to be answered on a channel that nobody listens to, and another one behind it: that one gets the lock.
-    pub(super) fn be_deaf(&mut self) -> Result<()> {
+    /// Sends a request whose channel has no subscriber, and another one behind it. The second one
+    /// must get the lock.
+    pub(super) fn wait_without_a_subscriber(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());
@@ -104,8 +107,9 @@ impl Worker {
         Ok(())
     }
 
-    /// A request that waits is taken back. On this client's own key it is known that it waits; on another one it may be granted first.
-    pub(super) fn take_back(&mut self) -> Result<()> {
+    /// Cancels a waiting request. On this client's own key the request surely waits; on another key
+    /// it may be granted first.
+    pub(super) fn cancel_wait(&mut self) -> Result<()> {
         use rand::Rng;
         let mut holder = self.random.random_bool(0.5).then(|| self.own_party());
         if let Some(holder) = &mut holder
@@ -121,9 +125,9 @@ impl Worker {
         let waits = answer == Outcome::Waiting;
         if waits {
             self.pause(300);
-            // Every mode of the owner's is meant.
+            // CANCEL applies to every mode of the owner.
             let words = self.words(&Party { mode: Mode::Exclusive, ..party }, "CANCEL");
-            // Where servers change their roles or die, the wait may have ended by that.
+            // Where servers change their roles or die, that may have ended the wait.
             self.ask(&party, &words, Call::Cancel { is_waiting: !self.survives });
         }
         if let Some(holder) = &holder {
@@ -138,7 +142,7 @@ impl Worker {
         }
         let outcome = as_grant(answer);
         self.record(&party, sent_us, now_us(), wish.call(), outcome);
-        self.note_told_twice(&party, &mut subscriber);
+        self.record_answered_twice(&party, &mut subscriber);
         heard?;
         self.subscriber = Some(subscriber);
         match outcome {
@@ -149,9 +153,9 @@ impl Worker {
         Ok(())
     }
 
-    /// A request that waits over a connection which closes, while its channel is listened to over another one, and a request
-    /// behind it: that one gets the lock.
-    pub(super) fn hang_up(&mut self) -> Result<()> {
+    /// Lets a request wait over a connection that closes, while another connection listens to its
+    /// channel, and another request behind it. The second one must get the lock.
+    pub(super) fn close_while_waiting(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! One connection, and what its answers mean.
+//! One connection, and the meaning of its answers.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -9,23 +9,23 @@ use redis::{Cmd, ConnectionLike, ErrorKind, RedisError, Value};
 
 use crate::history::Outcome;
 
-/// Longer than any wait: a server that is silent for so long hangs.
+/// Longer than any wait: a server that is silent for this long hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// How often a request is sent on before its last redirection is taken for the answer.
+/// How many redirections a request follows before the next one counts as its answer.
 const MOST_REDIRECTIONS: u32 = 5;
 
-/// Microseconds of the steady clock of this machine: the same in all processes.
+/// Microseconds of this machine's steady clock, which all processes share.
 #[must_use]
 pub fn now_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let us = Duration::try_from(now).unwrap_or_default().as_micros();
-    // 0 is before everything.
+    // 0 means before everything.
     u64::try_from(us).unwrap_or(u64::MAX).saturating_add(1)
 }
 
-/// One connection. In a cluster, what is asked about a lock goes to another node if that is the answer; the connection that was left is
-/// kept, since a session may be bound to it.
+/// One connection. In a cluster, requests about a lock follow redirections to another node. The
+/// previous connection stays open, because a session may be bound to it.
 pub struct Connection {
     inner: redis::Connection,
     address: SocketAddr,
@@ -34,7 +34,7 @@ pub struct Connection {
     left: Vec<(SocketAddr, redis::Connection)>,
 }
 
-/// How often it is tried to connect where that has to succeed, and how long the pause is in between.
+/// How often `insist` tries to connect, and the pause between two attempts.
 const MOST_TRIES: u32 = 50;
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
@@ -43,16 +43,17 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// If nobody answers there.
+    /// If no server answers there.
     pub fn open(address: SocketAddr) -> Result<Self> {
         Ok(Self { inner: connect(address)?, address, sent_us: 0, left: Vec::new() })
     }
 
-    /// Connects, if need be at a later try: a fault may cut a connection as it is made, and a busy machine may take long.
+    /// Connects, and retries if necessary: a fault may cut a new connection, and a busy machine may
+    /// be slow.
     ///
     /// # Errors
     ///
-    /// If nobody answers there for seconds.
+    /// If no server answers there within several seconds.
     pub fn insist(address: SocketAddr) -> Result<Self> {
         let mut tries = 0;
         loop {
@@ -64,28 +65,28 @@ impl Connection {
         }
     }
 
-    /// Asks something in words, and waits for the answer.
+    /// Sends a command, and waits for the answer. Words are separated by spaces.
     ///
     /// # Errors
     ///
-    /// What the server or the connection says.
+    /// The error of the server or of the connection.
     pub fn ask(&mut self, words: &str) -> Result<Value> {
         let answer = command(words).query::<Value>(&mut self.inner);
         answer.with_context(|| format!("the answer to {words}"))
     }
 
-    /// Asks something whose words have spaces.
+    /// Sends a command whose words contain spaces, and waits for the answer.
     ///
     /// # Errors
     ///
-    /// What the server or the connection says.
+    /// The error of the server or of the connection.
     pub fn ask_words(&mut self, words: &[&str]) -> Result<Value> {
         let mut command = Cmd::new();
         command.arg(words);
         command.query::<Value>(&mut self.inner).with_context(|| format!("the answer to {}", words.join(" ")))
     }
 
-    /// Sends something, and does not wait for the answer.
+    /// Sends a command without waiting for the answer.
     ///
     /// # Errors
     ///
@@ -94,7 +95,8 @@ impl Connection {
         Ok(self.inner.send_packed_command(&command(words).get_packed_command())?)
     }
 
-    /// Sends two things in one packet: the second has come when the first is answered.
+    /// Sends two commands in one packet: the second has arrived when the answer to the first is
+    /// sent.
     ///
     /// # Errors
     ///
@@ -104,30 +106,30 @@ impl Connection {
         Ok(self.inner.send_packed_command(&packed)?)
     }
 
-    /// The next answer to what was sent.
+    /// Receives the next answer to a command that was sent.
     pub fn receive(&mut self) -> Outcome {
         outcome(self.receive_value())
     }
 
-    /// The same, as it came.
+    /// Receives the next answer, uninterpreted.
     ///
     /// # Errors
     ///
-    /// What the server or the connection says.
+    /// The error of the server or of the connection.
     pub fn receive_value(&mut self) -> Result<Value, RedisError> {
         self.inner.recv_response().and_then(Value::extract_error)
     }
 
-    /// Asks for something about a lock.
+    /// Sends a command about a lock, follows redirections, and waits for the answer.
     pub fn call(&mut self, words: &str) -> Outcome {
         outcome(self.call_value(words))
     }
 
-    /// The same, and the answer as it came.
+    /// Like `call`, with the answer uninterpreted.
     ///
     /// # Errors
     ///
-    /// What the server or the connection says.
+    /// The error of the server or of the connection.
     pub fn call_value(&mut self, words: &str) -> Result<Value, RedisError> {
         let command = command(words);
         self.sent_us = now_us();
@@ -144,7 +146,8 @@ impl Connection {
         answer
     }
 
-    /// When the last call was sent. What was sent on to another node did nothing before, and waits there anew.
+    /// When the last call was sent. A redirected request had no effect before, and waits anew at
+    /// its last node.
     pub(super) fn sent_us(&self) -> u64 {
         self.sent_us
     }
@@ -163,18 +166,21 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks the node of a cluster where it is. The address that was connected to may be that of a network, which leads elsewhere by now.
+    /// Asks a node of a cluster for its own address. The address that the connection was opened
+    /// with may belong to a network that leads elsewhere by now.
     ///
     /// # Errors
     ///
     /// If it does not answer.
-    pub fn ask_where_it_leads(&mut self) -> Result<SocketAddr> {
-        let Value::Array(mut words) = self.ask("CONFIG GET port")? else { bail!("CONFIG GET is an array") };
-        self.address.set_port(text(words.pop().context("a node has a port")?)?.parse()?);
+    pub fn resolve_address(&mut self) -> Result<SocketAddr> {
+        let Value::Array(mut words) = self.ask("CONFIG GET port")? else {
+            bail!("the answer to CONFIG GET is no array")
+        };
+        self.address.set_port(text(words.pop().context("CONFIG GET shows no port")?)?.parse()?);
         Ok(self.address)
     }
 
-    /// Where it leads.
+    /// The address of the current node.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -194,7 +200,8 @@ fn connect(address: SocketAddr) -> Result<redis::Connection> {
     Ok(connection)
 }
 
-/// Where an error sends the client, and whether for this request only.
+/// The node that an error redirects to, and whether the redirection is for this request only
+/// (`ASK`).
 fn redirection(error: &RedisError) -> Option<(SocketAddr, bool)> {
     let (node, _) = error.redirect_node()?;
     Some((node.parse().ok()?, error.code() == Some("ASK")))
@@ -208,7 +215,7 @@ fn command(words: &str) -> Cmd {
     command
 }
 
-/// What an answer means. Which number is a token the caller knows.
+/// The meaning of an answer. The caller knows which numbers are tokens.
 pub fn outcome(answer: Result<Value, RedisError>) -> Outcome {
     match answer {
         Ok(Value::Int(number)) => Outcome::Number(u64::try_from(number).unwrap_or(0)),
@@ -227,13 +234,13 @@ pub fn outcome(answer: Result<Value, RedisError>) -> Outcome {
     }
 }
 
-/// What UNBLOCKED means. From a server that has become a replica it says nothing: the lock may have been granted in that very turn, and a
-/// replica takes nothing back.
+/// The meaning of UNBLOCKED. From a server that became a replica it leaves the outcome open: the
+/// lock may have been granted in the same turn, and a replica undoes nothing.
 pub(super) fn unblocked(why: &str) -> Outcome {
     if why.contains("replica") { Outcome::Unknown } else { Outcome::Unblocked }
 }
 
-/// The number that an answer is a token.
+/// Reads a number as a token.
 #[must_use]
 pub fn as_grant(outcome: Outcome) -> Outcome {
     match outcome {
@@ -242,17 +249,17 @@ pub fn as_grant(outcome: Outcome) -> Outcome {
     }
 }
 
-/// What INFO says of roles.
+/// The section of INFO about roles.
 pub(super) fn info(connection: &mut Connection) -> Result<String> {
     text(connection.ask("INFO replication")?)
 }
 
-/// A text that was answered.
+/// The text of an answer.
 pub(super) fn text(value: Value) -> Result<String> {
     match value {
         Value::BulkString(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Value::VerbatimString { text, .. } => Ok(text),
-        other => Err(anyhow!("{other:?} is no text")),
+        other => Err(anyhow!("{other:?} is not a text")),
     }
 }
 
@@ -261,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_demotion_leaves_open_what_was_granted() {
+    fn unblocked_by_a_demotion_leaves_the_outcome_unknown() {
         assert_eq!(unblocked("this server is a replica now"), Outcome::Unknown);
         let by_the_server = "force unblock from blocking operation, instance state changed (master -> replica?)";
         assert_eq!(unblocked(by_the_server), Outcome::Unknown);

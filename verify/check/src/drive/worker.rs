@@ -1,6 +1,7 @@
-//! One client: what it does is drawn from a seed, what comes of it is recorded.
+//! One client: a seed decides what it does, and the results are recorded.
 //!
-//! Each acquisition has an owner of its own, so what is recorded of one owner is one story: asked, granted, changed, given up.
+//! Each acquisition has an owner of its own, so the record of one owner is one story: it asks, is
+//! granted, changes its hold, and releases it.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,16 +18,17 @@ use super::subscriber::{Subscriber, Subscribes};
 use super::wire::{Connection, as_grant, now_us};
 use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
 
-/// A lease that no hold is meant to see the end of.
+/// A lease that is not meant to expire during a hold.
 pub(super) const LONG_LEASE_MS: u64 = 60_000;
-/// A wait that no request is meant to see the end of.
+/// A wait that is not meant to run out.
 pub(super) const LONG_WAIT_MS: u64 = 8_000;
 
-/// How many owners are remembered that have given up what they had, and how often one of them looks whether it has it again.
+/// How many owners that have released their hold are remembered, and how often one of them checks
+/// whether it holds again.
 const REMEMBERED: usize = 8;
 const LOOKS_BACK: f64 = 0.2;
 
-/// How often something is done about the lock that is kept.
+/// How often a step is about the kept lock.
 const KEEPS: f64 = 0.05;
 
 /// See the head of this file.
@@ -35,24 +37,27 @@ pub struct Worker {
     pub(super) address: SocketAddr,
     pub(super) keys: Arc<[Key]>,
     pub(super) random: StdRng,
-    /// What was recorded. `order` is the number of the request among those of its owner, until the server's order is known.
+    /// The recorded operations. Until the server's order is known, `order` is the number of the
+    /// request among those of its owner.
     pub operations: Vec<Operation>,
     next_owner: u64,
     /// A key that only this client uses.
     pub(super) own_key: usize,
     limits: Limits,
     pub(super) survives: bool,
-    /// The server is a master all the time, and can write: what it owes to nobody it takes back at once.
-    pub(super) server_stays: bool,
-    /// The connection is in no state to go on with.
+    /// The server is always up, a master, and able to write, so it undoes undeliverable grants at
+    /// once.
+    pub(super) server_is_steady: bool,
+    /// The state of the connection is unknown, so it must be replaced.
     is_confused: bool,
-    /// The last owners that were told that they have given up all they had.
+    /// The last owners that received the answer that they released their whole hold.
     released: VecDeque<Party>,
-    /// One whose session has ended with its connection, or who was granted a lock and gone in one turn, and from when on the server has to know.
+    /// An owner whose session ended with its connection, or that was killed in the turn of its
+    /// grant, and the moment from which on the server must have noticed.
     pub(super) closed: Option<(Party, u64)>,
-    /// What it holds beside everything else, and since when.
+    /// The lock that it holds beside everything else, and since when.
     pub(super) kept: Option<(Party, u64)>,
-    /// The key that it holds so, which is another one that only this client uses.
+    /// The key of that lock, which only this client uses.
     pub(super) kept_key: usize,
     /// Listens for answers on this client's own channel.
     pub(super) subscriber: Option<Subscriber>,
@@ -60,17 +65,17 @@ pub struct Worker {
     pub(super) subscribes: Subscribes,
 }
 
-/// An owner, and what it is about.
+/// An owner, with its key and mode.
 #[derive(Clone, Copy)]
 pub(super) struct Party {
     pub(super) owner: u64,
     pub(super) key: usize,
     pub(super) mode: Mode,
-    /// How often it has asked.
+    /// How many requests it has sent.
     pub(super) asked: u64,
 }
 
-/// What is asked of ACQUIRE.
+/// The options of an ACQUIRE.
 #[derive(Clone, Copy)]
 pub(super) struct Wish {
     pub(super) count: u32,
@@ -96,7 +101,7 @@ impl Wish {
     };
     pub(super) const TRY: Self = Self { block_ms: None, ..Self::WAIT };
 
-    /// The same after a wait: what is granted lasts as long as the claim.
+    /// The options as they apply after a wait: the hold lasts as long as the claim.
     pub(super) fn after_wait(self) -> Self {
         Self { lease_ms: self.claim_ms.unwrap_or(self.lease_ms), ..self }
     }
@@ -107,17 +112,18 @@ impl Wish {
     }
 }
 
-/// Below the owners of a client: in the rounds of a soak, which have a seed each, no name comes again. What is kept for each name adds up then.
+/// The number before the first owner of a client. The seed is in it, so the rounds of a soak never
+/// reuse a name, and data that is kept per name would add up.
 const fn first_owner(number: u64, seed: u64) -> u64 {
     (number << 40) + ((seed & 0xf_ffff) << 20)
 }
 
 impl Worker {
-    /// A client with a number, on the keys given; two of them, by their places, are its own.
+    /// Creates a client with a number. `own_key` and `kept_key` are the positions of its own keys.
     ///
     /// # Errors
     ///
-    /// If the server takes no connection.
+    /// If the server does not accept a connection.
     pub fn new(
         address: SocketAddr,
         keys: Arc<[Key]>,
@@ -128,7 +134,7 @@ impl Worker {
         Ok(Self {
             limits: Limits { lease_ms: LONG_LEASE_MS, wait_ms: LONG_WAIT_MS },
             survives: false,
-            server_stays: false,
+            server_is_steady: false,
             is_confused: false,
             released: VecDeque::new(),
             closed: None,
@@ -146,20 +152,20 @@ impl Worker {
         })
     }
 
-    /// Where servers and connections fail, it goes on afterwards, and takes no lease that is longer, so that others get on
-    /// when it is lost with its hold.
+    /// For servers and connections that fail: the client goes on afterwards, and asks for no longer
+    /// leases and waits than `limits`, so that other clients get on when it loses a hold.
     #[must_use]
     pub(super) fn among_crashes(self, limits: Limits) -> Self {
         Self { limits, survives: true, ..self }
     }
 
-    /// Its server is a master all the time, and can write.
+    /// For a server that is always up, a master, and able to write.
     #[must_use]
-    pub(super) fn with_server_that_stays(self) -> Self {
-        Self { server_stays: true, ..self }
+    pub(super) fn with_steady_server(self) -> Self {
+        Self { server_is_steady: true, ..self }
     }
 
-    /// It listens to a channel of a shard, as in a cluster.
+    /// For a cluster: the client listens to a channel of a shard.
     #[must_use]
     pub fn in_cluster(self) -> Self {
         Self { subscribes: Subscribes::ToShard, ..self }
@@ -169,19 +175,19 @@ impl Worker {
     ///
     /// # Errors
     ///
-    /// If nothing is to fail, and something does.
+    /// If an operation fails although no fault is expected.
     pub fn work(&mut self, until_us: u64) -> Result<()> {
         while now_us() < until_us {
             if let Err(error) = self.take_step() {
                 if !self.survives {
                     return Err(error);
                 }
-                // It may be in the middle of a transaction.
+                // The connection may be in the middle of a transaction.
                 self.is_confused = true;
                 thread::sleep(Duration::from_millis(10));
             }
         }
-        // What is left when everybody has gone is not to be this.
+        // The kept lock must not be left over at the end.
         if let Some((party, _)) = self.kept.take() {
             self.release(&party, 1, None);
         }
@@ -206,14 +212,14 @@ impl Worker {
             19..21 => self.ask_alone(),
             21..23 => self.come_back_late(),
             23..25 => self.drain()?,
-            25..27 => self.be_removed()?,
+            25..27 => self.be_ended_by_another()?,
             27..31 => self.send_again()?,
-            31..35 => self.mean_an_earlier_hold(),
-            35..39 => self.take_back()?,
-            // Among crashes it is not known when the server hears of a closed connection.
-            39..40 if !self.survives => self.hang_up()?,
+            31..35 => self.use_an_earlier_token(),
+            35..39 => self.cancel_wait()?,
+            // Among crashes it is unknown when the server notices a closed connection.
+            39..40 if !self.survives => self.close_while_waiting()?,
             40..48 => self.be_notified()?,
-            48..50 => self.be_deaf()?,
+            48..50 => self.wait_without_a_subscriber()?,
             50..58 => self.hold_twice(),
             58..66 => self.hold_many()?,
             66..74 => self.repeat(),
@@ -221,7 +227,7 @@ impl Worker {
             78..81 => self.renew_for_less(),
             81..82 => self.renew_for_more(),
             82..86 => self.change_mode(),
-            // Among crashes a place would be lost while its owner cannot come for it.
+            // Among crashes a place might be lost while its owner cannot come for it.
             86..90 if !self.survives => self.poll(),
             90..91 => self.abandon(),
             91..92 => self.lapse()?,
@@ -262,7 +268,8 @@ impl Worker {
         self.party_of(self.own_key, Mode::Exclusive)
     }
 
-    /// The name of this client's own key. In a cluster, channels that are made of it are where the key is.
+    /// The name of this client's own key. In a cluster, channels whose names contain it are on the
+    /// node of the key.
     pub(super) fn own_name(&self) -> String {
         self.keys.get(self.own_key).map(|key| key.name.clone()).unwrap_or_default()
     }
@@ -284,7 +291,7 @@ impl Worker {
         format!("{family}.{verb} {name} o{}{mode}", party.owner)
     }
 
-    /// What is wished for, with a lease and a wait that are not too long.
+    /// Limits the lease and the wait.
     pub(super) fn limit(&self, wish: Wish) -> Wish {
         let Limits { lease_ms, wait_ms } = self.limits;
         let block_ms = wish.block_ms.map(|block_ms| block_ms.min(wait_ms));
@@ -303,7 +310,7 @@ impl Worker {
         format!("{words}{permits} PX {lease_ms}{block}{queue}{claim}{request}{session}{once}")
     }
 
-    /// The option that says how many permits are meant.
+    /// The PERMITS option.
     pub(super) fn permits(party: &Party, count: u32) -> String {
         if party.mode == Mode::Permits { format!(" PERMITS {count}") } else { String::new() }
     }
@@ -315,7 +322,7 @@ impl Worker {
         self.operations.push(Operation { key, owner, mode, sent_us, answered_us, order, call, outcome });
     }
 
-    /// Asks over this client's own connection, and records what comes of it.
+    /// Sends a command over this client's own connection, and records its result.
     pub(super) fn ask(&mut self, party: &Party, words: &str, call: Call) -> Outcome {
         let outcome = self.connection.call(words);
         let sent_us = self.connection.sent_us();
@@ -335,7 +342,7 @@ impl Worker {
         match self.ask(party, &words, wish.call()) {
             Outcome::Granted(token) => Some(token),
             Outcome::Refused if self.survives => {
-                // The server takes no requests for a while: nothing is learnt by asking at once again.
+                // The server refuses requests for a while: an immediate retry would teach nothing.
                 thread::sleep(Duration::from_millis(2));
                 None
             }
@@ -378,9 +385,9 @@ impl Worker {
     pub(super) fn wait_or_try(&mut self, party: &Party) -> Wish {
         let count = if party.mode == Mode::Permits { self.random.random_range(1..=3) } else { 1 };
         let wish = if self.random.random_bool(0.75) { Wish::WAIT } else { Wish::TRY };
-        // Among crashes what is waited for may be lost with whoever has it.
-        let for_ever = !self.survives && wish.block_ms.is_some() && self.random.random_bool(0.2);
-        Wish { count, block_ms: if for_ever { Some(0) } else { wish.block_ms }, ..wish }
+        // Among crashes, a lock may be lost with its holder.
+        let is_unlimited = !self.survives && wish.block_ms.is_some() && self.random.random_bool(0.2);
+        Wish { count, block_ms: if is_unlimited { Some(0) } else { wish.block_ms }, ..wish }
     }
 
     fn hold_once(&mut self) {
@@ -401,19 +408,19 @@ impl Worker {
         }
     }
 
-    /// What was given up does not come back, whatever happened to the server since.
+    /// A released hold does not come back, whatever happened to the server since.
     fn look_back(&mut self) {
         if let Some((party, _)) = self.closed.take_if(|(_, known_us)| *known_us < now_us()) {
             self.look(&party);
         }
-        // Of the last one it is likelier that nobody was given the lock since.
+        // The lock of the last owner is the least likely to have been granted since.
         let one = if self.random.random_bool(0.5) { 0 } else { self.random.random_range(0..REMEMBERED) };
         if let Some(party) = self.released.get(one).copied() {
             self.look(&party);
         }
     }
 
-    /// Holds twice, and gives back one after the other; of a semaphore, if there are permits.
+    /// Holds twice, and releases one after the other; on a semaphore, if permits are left.
     fn hold_twice(&mut self) {
         let mut party = self.party(|_| true);
         if !self.acquire(&mut party, Wish::WAIT) {
@@ -442,7 +449,7 @@ impl Worker {
         self.release(&party, wish.count, Some(4));
     }
 
-    /// Waits too short, and looks whether it was given the lock after nil.
+    /// Waits only briefly, and checks that the lock was not granted after nil.
     fn wait_briefly(&mut self) {
         let mut party = self.party(|_| true);
         let block_ms = Some(self.random.random_range(1..30));
@@ -471,7 +478,7 @@ impl Worker {
         }
     }
 
-    /// Asks for a place, and comes back for it.
+    /// Asks for a place, and comes back for the grant.
     fn poll(&mut self) {
         let mut party = self.party(|kind| kind == Kind::Fair);
         let wish = Wish { queue_ms: Some(LONG_LEASE_MS), ..Wish::TRY };

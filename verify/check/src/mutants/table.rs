@@ -1,29 +1,29 @@
-//! The table of mutants in a document: who has noticed which, under each fault.
+//! The table of mutants in a document: which checks noticed which mutant, under each fault.
 
 use super::{Mutant, Verdict};
 
-/// What stands in the table where nobody has noticed a mutant who has to.
+/// The cell of a check that missed a mutant that it has to notice.
 const MISSED: &str = "NOT NOTICED";
 
-/// What stands there for what need not be noticed, and was not.
+/// The cell of a check that noticed nothing and did not have to.
 pub(super) const NOTHING: &str = "nothing";
 
-/// What stands in the place of a fault in the line about a test.
+/// The fault cell in the line of a test.
 const A_TEST: &str = "none: a test";
 
-/// A line of the table: a mutant, and who has noticed it under one fault.
+/// A line of the table: a mutant, and the checks that noticed it under one fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
     name: String,
     what: String,
     fault: String,
     rules: String,
-    /// What the small worlds say; empty in all lines of a mutant but the first.
+    /// The finding of the small worlds; empty in all lines of a mutant but the first.
     worlds: String,
 }
 
 impl Line {
-    /// What a line of a table says; `None` if it is not about a mutant.
+    /// Parses a line of a table; `None` if it is not about a mutant.
     fn read(line: &str) -> Option<Self> {
         let cells: Vec<String> = line.replace("\\|", "\u{0}").split('|').map(|cell| cell.trim().to_owned()).collect();
         let [_, name, what, fault, rules, worlds, _] = <[String; 7]>::try_from(cells).ok()?;
@@ -31,7 +31,7 @@ impl Line {
         Some(Self { name, what, fault, rules, worlds: worlds.replace('\u{0}', "|") })
     }
 
-    /// The lines about a mutant, one for each fault under which it was tried, and for each test.
+    /// The lines of a mutant, one for each fault under which it was tried, and one for each test.
     fn of(mutant: &Mutant, verdict: &Verdict) -> Vec<Self> {
         let worlds = match verdict.worlds.as_deref() {
             None => "not asked",
@@ -39,13 +39,13 @@ impl Line {
             Some(said) => said,
         };
         let of_histories =
-            verdict.histories.iter().map(|tried| (tried.fault.name(), tried.told(), verdict.misses(tried)));
-        let of_tests = verdict.tests.iter().map(|tested| (A_TEST, tested.told(), !tested.has_failed));
-        let line = |(at, (fault, told, is_missed)): (usize, (&str, String, bool))| Self {
+            verdict.histories.iter().map(|tried| (tried.fault.name(), tried.summary(), verdict.misses(tried)));
+        let of_tests = verdict.tests.iter().map(|tested| (A_TEST, tested.summary(), !tested.has_failed));
+        let line = |(at, (fault, noticed_by, is_missed)): (usize, (&str, String, bool))| Self {
             name: mutant.name.clone(),
             what: if at == 0 { mutant.what.clone() } else { "the same".into() },
             fault: fault.into(),
-            rules: if is_missed { MISSED.into() } else { told },
+            rules: if is_missed { MISSED.into() } else { noticed_by },
             worlds: if at == 0 { worlds.to_owned() } else { String::new() },
         };
         of_histories.chain(of_tests).enumerate().map(line).collect()
@@ -53,20 +53,20 @@ impl Line {
 
     fn text(&self) -> String {
         let Self { name, what, fault, rules, worlds } = self;
-        // What an assertion says may have what ends a cell.
+        // The message of an assertion may contain the mark that ends a cell.
         format!("| `{name}` | {what} | {fault} | {rules} | {} |\n", worlds.replace('|', "\\|"))
     }
 }
 
-/// A table of Markdown as it was, with new lines for those that were tried: who has noticed which mutant, under each fault. One that is not
-/// there any more has no line.
+/// Updates a table of Markdown: the mutants that were tried get new lines, and mutants that no
+/// longer exist lose theirs.
 #[must_use]
 pub fn renewed(before: &str, verdicts: &[(Mutant, Verdict)], is_there: impl Fn(&str) -> bool) -> String {
     let is_new = |name: &str| verdicts.iter().any(|(mutant, _)| mutant.name == name);
     let is_kept = |line: &Line| is_there(&line.name) && !is_new(&line.name);
     let mut lines: Vec<Line> = before.lines().filter_map(Line::read).filter(is_kept).collect();
     lines.extend(verdicts.iter().flat_map(|(mutant, verdict)| Line::of(mutant, verdict)));
-    // Those of one mutant stay in their order.
+    // The sort is stable: the lines of one mutant stay in their order.
     lines.sort_by(|a, b| a.name.cmp(&b.name));
     let mut text = String::from(
         "| mutant | what is wrong | fault | rules of the histories | small worlds |\n|---|---|---|---|---|\n",
@@ -97,7 +97,7 @@ mod tests {
     use crate::history::Rule;
 
     #[test]
-    fn a_mutant_that_is_tried_again_has_new_lines() {
+    fn mutant_that_is_tried_again_gets_new_lines() {
         let mutant = |name: &str| Mutant {
             name: name.into(),
             what: "It is wrong.".into(),

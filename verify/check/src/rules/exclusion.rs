@@ -1,9 +1,10 @@
-//! Who believes to hold at once may hold at once.
+//! Owners that believe to hold at the same time must be compatible.
 
 use crate::history::{Key, Kind, Mode, Rule, Violation};
 use crate::timeline::Belief;
 
-/// Sweeps over the beliefs in the order of their beginning. Those that have not ended are few: as many as the lock admits.
+/// Sweeps over the beliefs in the order in which they begin. The beliefs that have not ended are
+/// few: as many as the lock admits.
 pub(super) fn check(key: &Key, beliefs: &[Belief], violations: &mut Vec<Violation>) {
     let mut sorted: Vec<&Belief> = beliefs.iter().collect();
     sorted.sort_unstable_by_key(|belief| belief.from_us);

@@ -1,5 +1,5 @@
-//! The rules. Each is one pass over what [`crate::timeline`] made of a key's calls, sorted by time, so a history of n calls costs
-//! O(n log n).
+//! The rules. Each is one pass over the spans that [`crate::timeline`] derives from a key's calls,
+//! sorted by time, so a history of n calls costs O(n log n).
 
 mod exclusion;
 mod order;
@@ -9,12 +9,13 @@ mod waiting;
 use crate::history::{Call, History, Operation, Outcome, Rule, Violation};
 use crate::timeline::{Grant, Possible, SLACK_US, each_key};
 
-/// How many violations of a history are told.
-const MAX_TOLD: usize = 1000;
+/// How many violations of a history are reported.
+const MAX_REPORTED: usize = 1000;
 
-/// What was sent to a replica, and answered by it, was refused: that somebody does not hold, or gets nothing, is no answer of a replica's either. The replicas here take other writes, so that the module has to refuse its own.
+/// A replica refuses every request: NOTOWNER and nil count as decisions too. The replicas here
+/// accept other writes, so the module itself has to refuse.
 fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
-    // They are in the order of time.
+    // Demotions are in the order of time.
     let last_before = |one: &Operation| {
         let begun = history.demotions.partition_point(|demotion| demotion.from_us <= one.sent_us);
         history.demotions.get(begun.checked_sub(1)?)
@@ -27,27 +28,28 @@ fn check_demotions(history: &History, violations: &mut Vec<Violation>) {
     };
     let is_of_the_module = |one: &&Operation| !matches!(one.call, Call::Look | Call::Remove);
     for one in history.operations.iter().filter(is_answered).filter(is_of_the_module) {
-        // What was asked before has its answer soon after, from a master still.
+        // The answer to an earlier request arrives soon after the demotion, still from a master.
         let is_late = |demotion: &Possible| demotion.from_us + SLACK_US < one.answered_us;
         let goes_on = history.demotions.iter().any(|it| is_late(it) && one.answered_us <= it.until_us);
         if goes_on || last_before(one).is_some_and(|demotion| one.answered_us <= demotion.until_us) {
             let Operation { owner, key, call, outcome, .. } = one;
-            let story = format!("{owner} asked a replica {call:?} of {key}, and was answered {outcome:?}");
+            let story = format!("{owner} sent {call:?} for key {key} to a replica, which answered {outcome:?}");
             violations.push(Violation { rule: Rule::ReplicaDecidesNothing, story });
         }
     }
 }
 
-/// Who waits is answered once.
+/// Each waiting request gets exactly one answer.
 fn check_answers(history: &History, violations: &mut Vec<Violation>) {
-    for one in history.operations.iter().filter(|one| one.outcome == Outcome::ToldTwice) {
+    for one in history.operations.iter().filter(|one| one.outcome == Outcome::AnsweredTwice) {
         let Operation { owner, sent_us, .. } = one;
-        let story = format!("{owner} was answered a second time, before {sent_us} us");
+        let story = format!("{owner} got a second answer, before {sent_us} us");
         violations.push(Violation { rule: Rule::AnsweredOnce, story });
     }
 }
 
-/// Who wants to give up, to renew or to cancel is not refused, nor is who waits already; nor who acquires, if nothing is wrong with the server.
+/// A release, renewal or cancellation is not refused, nor a request that is already waiting, nor an
+/// acquisition if nothing is wrong with the server.
 fn check_refusals(history: &History, violations: &mut Vec<Violation>) {
     let is_refused = |one: &&Operation| one.outcome == Outcome::Refused;
     let must_be_taken = |one: &&Operation| match one.call {
@@ -56,14 +58,14 @@ fn check_refusals(history: &History, violations: &mut Vec<Violation>) {
         Call::Acquire { block_ms: Some(_), .. } => one.answered_us > one.sent_us + SLACK_US,
         Call::Acquire { .. } | Call::Remove | Call::Close { .. } | Call::Look => false,
     };
-    for one in history.operations.iter().filter(|_| history.is_always_taken).filter(must_be_taken).filter(is_refused) {
+    for one in history.operations.iter().filter(|_| history.accepts_releases).filter(must_be_taken).filter(is_refused) {
         let Operation { owner, key, call, sent_us, .. } = one;
-        let story = format!("{owner} asked {call:?} of {key} at {sent_us} us, and was refused");
+        let story = format!("{owner} was refused {call:?} for key {key}, sent at {sent_us} us");
         violations.push(Violation { rule: Rule::GivingUpIsTaken, story });
     }
 }
 
-/// Checks a history by every rule. Sorts its operations.
+/// Checks a history against every rule. Sorts its operations.
 #[must_use]
 pub fn check(history: &mut History) -> Vec<Violation> {
     let keys = history.keys.clone();
@@ -90,6 +92,6 @@ pub fn check(history: &mut History) -> Vec<Violation> {
     check_answers(history, &mut violations);
     check_demotions(history, &mut violations);
     check_refusals(history, &mut violations);
-    violations.truncate(MAX_TOLD);
+    violations.truncate(MAX_REPORTED);
     violations
 }

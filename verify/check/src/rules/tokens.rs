@@ -1,11 +1,14 @@
-//! Tokens rise: none is given twice, and each is above all that were known when it can have been given at the earliest.
+//! Tokens rise: none is given twice, and each is higher than all tokens that were known at the
+//! earliest moment at which it can have been given.
 //!
-//! Who waited was granted after the hold before it had ended, which may be long after it has asked.
+//! A request that waited was granted after the hold before it ended, possibly long after it was
+//! sent.
 
 use crate::history::{Key, Kind, Mode, Rule, Violation};
 use crate::timeline::{Belief, Grant, Possible, Timeline};
 
-/// The grants of one key. Each is counted as asked for no earlier than the last hold was over that it had to wait for.
+/// The grants of one key. Each counts as sent no earlier than the end of the last hold that it had
+/// to wait for.
 pub(super) fn grants<'t>(key: &'t Key, timeline: &'t Timeline) -> impl Iterator<Item = Grant> + 't {
     let mut beliefs: Vec<&Belief> = timeline.beliefs.iter().collect();
     beliefs.sort_unstable_by_key(|belief| belief.until_us);
@@ -14,14 +17,15 @@ pub(super) fn grants<'t>(key: &'t Key, timeline: &'t Timeline) -> impl Iterator<
         let latest_first = beliefs.get(..ended).unwrap_or_default().iter().rev();
         let before = latest_first
             .take_while(|belief| belief.until_us > grant.sent_us)
-            // One that began when its lease was over may have come after it: the answer may have taken that long.
+            // A belief that began after this grant's lease expired may have come later: the answer
+            // may have taken that long.
             .filter(|belief| belief.from_us < grant.sent_us + grant.lease_us)
             .find(|belief| belief.owner != grant.owner && excludes(key, belief, grant));
         Grant { sent_us: before.map_or(grant.sent_us, |belief| belief.until_us), ..*grant }
     })
 }
 
-/// Whether two owners cannot hold so at once.
+/// Whether two owners cannot hold in these modes at the same time.
 fn excludes(key: &Key, one: &Belief, other: &Grant) -> bool {
     match key.kind {
         Kind::Mutex | Kind::Fair => true,
@@ -30,8 +34,9 @@ fn excludes(key: &Key, one: &Belief, other: &Grant) -> bool {
     }
 }
 
-/// Of all keys: no token is given twice, and what was granted before another request was sent has the lower token. While a server takes over, the
-/// one before it may grant for a moment still: these two may give one token in the same microsecond, of two keys.
+/// Across all keys, no token is given twice, and a grant that its client knew before another
+/// request was sent has the lower token. While a server takes over, the old one may still grant for
+/// a moment: the two may give the same token in the same microsecond, to two keys.
 pub(super) fn check(grants: &mut [(u32, Grant)], takeovers: &[Possible], violations: &mut Vec<Violation>) {
     let may_be_of_two_servers =
         |grant: &Grant| takeovers.iter().any(|it| (it.from_us..=it.until_us).contains(&grant.answered_us));
@@ -56,7 +61,7 @@ pub(super) fn check(grants: &mut [(u32, Grant)], takeovers: &[Possible], violati
             highest = highest.max(token);
         }
         if grant.token < highest {
-            let story = format!("{} was given {} when {highest} was known already", grant.owner, grant.token);
+            let story = format!("{} was given token {} when {highest} was already known", grant.owner, grant.token);
             violations.push(Violation { rule: Rule::TokensRise, story });
         }
     }

@@ -1,17 +1,17 @@
-//! Nobody waits for a lock that is free, and CANCEL finds who waits.
+//! No request waits for a free lock, and CANCEL finds waiting requests.
 
 use crate::history::{Key, Kind, Rule, Violation};
 use crate::timeline::{Belief, Possible, SLACK_US, Timeline, Wait};
 
-/// Sweeps over the spans in which nobody can hold, and the requests that waited, both in the order of time. In a pause nobody is given
-/// anything, as if somebody held.
+/// Sweeps over the spans in which the lock was surely free, and the requests that waited, both in
+/// the order of time. A pause counts as held, because nothing is granted in it.
 pub(super) fn check(key: &Key, timeline: &Timeline, pauses: &[Possible], violations: &mut Vec<Violation>) {
     let gaps = gaps([timeline.possible.as_slice(), pauses].concat());
     let mut waits: Vec<&Wait> = timeline.waits.iter().collect();
     waits.sort_unstable_by_key(|wait| wait.sent_us);
     let mut first = 0;
     for wait in waits {
-        // What ended before this wait ended before all that follow.
+        // A gap that ended before this wait ended before all later waits too.
         while gaps.get(first).is_some_and(|gap| gap.until_us <= wait.sent_us) {
             first += 1;
         }
@@ -21,15 +21,18 @@ pub(super) fn check(key: &Key, timeline: &Timeline, pauses: &[Possible], violati
             let lasted_us = gap.until_us.min(wait.answered_us).saturating_sub(from_us);
             if lasted_us > SLACK_US {
                 let Wait { owner, .. } = wait;
-                let story =
-                    format!("{owner} waited for {} for {lasted_us} us from {from_us} on, which was free", key.name);
+                let story = format!(
+                    "{owner} waited for {}, which was free for {lasted_us} us of the wait, from {from_us} us on",
+                    key.name
+                );
                 violations.push(Violation { rule: Rule::NoLostWakeUp, story });
             }
         }
     }
 }
 
-/// Who does not want to wait is answered nil only if somebody may have had something of the lock, or the server gave nobody anything.
+/// A request that does not wait gets nil only if another owner may have a part of the lock,
+/// or the server grants nothing.
 pub(super) fn check_missed(key: &Key, timeline: &Timeline, pauses: &[Possible], violations: &mut Vec<Violation>) {
     let mut taken = timeline.taken.clone();
     taken.extend(pauses.iter().map(|pause| Possible { until_us: pause.until_us + SLACK_US, ..*pause }));
@@ -46,13 +49,14 @@ pub(super) fn check_missed(key: &Key, timeline: &Timeline, pauses: &[Possible], 
         let latest_us = begun.checked_sub(1).and_then(|at| latest_ends.get(at)).copied();
         if latest_us.is_none_or(|latest_us| latest_us < one.sent_us) {
             let story =
-                format!("{} asked for {} at {} us, which was free, and got nil", one.owner, key.name, one.sent_us);
+                format!("{} requested {} at {} us and got nil although it was free", one.owner, key.name, one.sent_us);
             violations.push(Violation { rule: Rule::FreeIsGranted, story });
         }
     }
 }
 
-/// A request that waits while another owner has the lock, from before it was sent until CANCEL was answered, is there to be ended.
+/// If a request waits while another owner holds the lock, from before it was sent until CANCEL was
+/// answered, CANCEL must find it.
 pub(super) fn check_cancels(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
     if timeline.overlooked.is_empty() || !matches!(key.kind, Kind::Mutex | Kind::Fair) {
         return;
@@ -70,7 +74,7 @@ pub(super) fn check_cancels(key: &Key, timeline: &Timeline, violations: &mut Vec
     }
 }
 
-/// The spans longer than the slack in which nobody can have held.
+/// The spans longer than the slack in which the lock was surely free.
 fn gaps(mut sorted: Vec<Possible>) -> Vec<Possible> {
     sorted.sort_unstable_by_key(|span| span.from_us);
     let mut gaps = Vec::new();

@@ -1,8 +1,8 @@
-//! What every request is answered where nothing fails.
+//! The answers that every request must get where nothing fails.
 
 use crate::history::{Call, Operation, Outcome, Rule, Violation};
 
-/// Where nothing fails, a request is answered, and ended by its own owner only.
+/// Where nothing fails, every request gets an answer, and only its own owner ends it.
 pub(super) fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violation>) {
     for (at, one) in of_owner.iter().enumerate() {
         let ends = |(other_at, other): (usize, &Operation)| {
@@ -12,16 +12,15 @@ pub(super) fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violati
                 && one.sent_us < other.answered_us
         };
         let is_wrong = match (one.call, one.outcome) {
-            // It has no answer; or it is none.
-            (Call::Close { .. }, _) | (_, Outcome::ToldTwice) => false,
+            // A close has no answer; the second is not the answer to a call.
+            (Call::Close { .. }, _) | (_, Outcome::AnsweredTwice) => false,
             (_, Outcome::Refused | Outcome::Unknown) => true,
             (Call::Acquire { .. }, Outcome::Unblocked) => !of_owner.iter().enumerate().any(ends),
             (Call::Acquire { .. }, _) => false,
             (_, outcome) => !matches!(outcome, Outcome::Number(_) | Outcome::NotOwner),
         };
         if is_wrong {
-            let story =
-                format!("{} asked {:?} of {}, and was answered {:?}", one.owner, one.call, one.key, one.outcome);
+            let story = format!("{} sent {:?} for key {} and got {:?}", one.owner, one.call, one.key, one.outcome);
             violations.push(Violation { rule: Rule::ServerLives, story });
         }
     }

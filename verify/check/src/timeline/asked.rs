@@ -1,4 +1,4 @@
-//! ACQUIRE, and one key's part of MACQUIRE.
+//! ACQUIRE, and the part of one key in a MACQUIRE.
 
 use super::owner::{Held, Owner, believe};
 use super::spans::{Addition, Denied, Grant, Missed, Possible, Wait};
@@ -41,30 +41,34 @@ impl Owner<'_> {
             Outcome::Unknown => {
                 if block_ms.is_some_and(|block_ms| self.is_late(one, block_ms)) {
                     let after_us = one.answered_us - one.sent_us;
-                    let story = format!("{} of {} waited {after_us} us, and had no answer", one.owner, one.key);
+                    let story = format!("{} waited {after_us} us for key {} and got no answer", one.owner, one.key);
                     violations.push(Violation { rule: Rule::NilIsFinal, story });
                 }
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
-                // Who waited is told at once, or loses its connection.
+                // The server answers a waiter at once, or its connection is lost.
                 let from_us = block_ms.map_or(0, |_| one.answered_us.saturating_sub(SLACK_US)).max(one.sent_us);
                 timeline.may_be_held(from_us, until_us);
                 self.held.iter_mut().flatten().for_each(|held| held.is_unsure = true);
                 self.unanswered_us = self.unanswered_us.or(Some(one.sent_us));
-                // If its place was taken over before its connection was lost, what follows has that place: none that is known.
+                // Its place may have been taken over before the connection was lost. A later
+                // request then has a place whose order is unknown.
                 self.asked = Some(0);
             }
             Outcome::Refused | Outcome::Unblocked if block_ms.is_some_and(|block_ms| self.is_late(one, block_ms)) => {
-                let story = format!("{} of {} was told {:?} when its time was over", one.owner, one.key, one.outcome);
+                let story = format!(
+                    "{} got {2:?} for key {1} after its time to wait was over",
+                    one.owner, one.key, one.outcome
+                );
                 violations.push(Violation { rule: Rule::NilIsFinal, story });
             }
-            // If an earlier request was not answered, its place may be there.
+            // If an earlier request got no answer, its place may still exist.
             Outcome::Refused if self.unanswered_us.is_none() => self.asked = None,
             Outcome::Undone if self.circumstances.may_leave || self.circumstances.gives_way_during(one) => {
                 let until_us = one.answered_us + lease_ms * US_PER_MS;
                 timeline.may_be_held(one.sent_us, until_us);
             }
-            Outcome::Number(told) => {
-                let story = format!("{} asked for {}, and was given {told} tokens", one.owner, one.key);
+            Outcome::Number(tokens) => {
+                let story = format!("{} requested key {} and got {tokens} tokens", one.owner, one.key);
                 violations.push(Violation { rule: Rule::CountsAreRight, story });
             }
             Outcome::Refused
@@ -72,12 +76,12 @@ impl Owner<'_> {
             | Outcome::Unblocked
             | Outcome::Undone
             | Outcome::NotOwner
-            | Outcome::ToldTwice => {}
+            | Outcome::AnsweredTwice => {}
         }
     }
 
-    /// Whether who waited for a fair lock may have a place there for a grace, after it was told that it waits no more: if its connection had closed,
-    /// or the lock has left with its slot.
+    /// Whether a request that waited for a fair lock may keep its place there for a grace after the
+    /// answer that ended its wait: if its connection closed, or the lock left with its slot.
     fn leaves_place(&self, outcome: Outcome) -> bool {
         let is_ended = matches!(outcome, Outcome::Unblocked | Outcome::Refused);
         self.circumstances.may_leave || (self.is_fair && is_ended && !self.circumstances.is_undisturbed)
@@ -89,14 +93,18 @@ impl Owner<'_> {
         };
         if block_ms.is_some_and(|block_ms| self.is_late(one, block_ms)) {
             let after_us = one.answered_us - one.sent_us;
-            let story = format!("{} of {} was granted after {after_us} us, when its time was over", one.owner, one.key);
+            let story = format!(
+                "{} was granted key {} after {after_us} us, when its time to wait was over",
+                one.owner, one.key
+            );
             violations.push(Violation { rule: Rule::NilIsFinal, story });
         }
         let sure_until_us = self.sure_until_us(one, lease_ms);
         let possible_until_us = one.answered_us + lease_ms * US_PER_MS;
         let order = self.asked.take().unwrap_or(one.order);
         let others = self.held.iter().enumerate().filter(|(mode, _)| *mode != one.mode as usize);
-        // One whose lease was over when it asked passes nobody. What had no answer may have prolonged it.
+        // An owner whose lease expired before it asked passes no waiter. A request without an
+        // answer may have prolonged it.
         let differ_us = self.circumstances.clocks_differ_us;
         let may_last = |held: &Held| held.possible_until_us.saturating_add(differ_us) >= one.sent_us;
         let is_unsure = self.unanswered_us.is_some();
@@ -112,7 +120,7 @@ impl Owner<'_> {
                 if added > 0 && one.mode == Mode::Permits {
                     timeline.additions.push(Addition { answered_us: one.answered_us, order });
                 }
-                // Permits that were added are surely there from now on.
+                // The added permits are surely held from now on.
                 believe(one, held, one.answered_us, timeline);
                 held.since_us = one.answered_us;
                 held.count += added;
@@ -122,7 +130,8 @@ impl Owner<'_> {
                 return;
             }
             if held.sure_until_us > one.answered_us {
-                let story = format!("{} of {} had token {} and was given {token}", one.owner, one.key, held.token);
+                let story =
+                    format!("{} held key {} with token {} and was given token {token}", one.owner, one.key, held.token);
                 violations.push(Violation { rule: Rule::HoldIsKept, story });
             }
             believe(one, held, one.answered_us, timeline);
@@ -146,7 +155,7 @@ impl Owner<'_> {
         });
         let Operation { owner, mode, answered_us, .. } = *one;
         let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
-        // A session may have ended with its connection before the answer was looked at.
+        // A session may end with its connection before the client reads the answer.
         let lease_us = if self.has_session { 0 } else { sure_until_us.saturating_sub(one.sent_us) };
         timeline.grants.push(Grant { owner, mode, count, token, sent_us, answered_us, lease_us, order, passes_queue });
     }
@@ -160,21 +169,24 @@ impl Owner<'_> {
         if held
             .is_some_and(|held| held.sure_until_us > one.answered_us && (one.mode != Mode::Permits || is_repeat(&held)))
         {
-            let story = format!("{} of {} holds, asked again, and was answered nil", one.owner, one.key);
+            let story = format!("{} holds key {}, asked again, and got nil", one.owner, one.key);
             violations.push(Violation { rule: Rule::HoldIsKept, story });
         }
         let Some(block_ms) = block_ms else { return };
         if block_ms == 0 || one.answered_us < one.sent_us + block_ms * US_PER_MS || self.is_late(one, block_ms) {
             let after_us = one.answered_us - one.sent_us;
-            let story = format!("{} of {} waited {block_ms} ms, and nil came after {after_us} us", one.owner, one.key);
+            let story = format!(
+                "{} was to wait for key {} for {block_ms} ms, and got nil after {after_us} us",
+                one.owner, one.key
+            );
             violations.push(Violation { rule: Rule::NilIsFinal, story });
         }
     }
 
-    /// Whether the answer to a wait came when its time had been over for long.
+    /// Whether the answer came long after the time to wait was over.
     fn is_late(&self, one: &Operation, block_ms: u64) -> bool {
         let due_us = one.sent_us + block_ms * US_PER_MS;
-        // Who waits while the server is paused is told afterwards.
+        // A server that pauses answers waiters after the pause.
         let overlap = |pause: &Possible| pause.until_us.min(one.answered_us).saturating_sub(pause.from_us.max(due_us));
         let is_told_afterwards = !self.circumstances.waits_end_in_pauses;
         let paused_us: u64 = self.circumstances.pauses.iter().filter(|_| is_told_afterwards).map(overlap).sum();

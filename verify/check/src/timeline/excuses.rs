@@ -1,4 +1,5 @@
-//! Requests for many keys: as long as one waits for a key that somebody has, others wait behind it for keys that nobody has.
+//! Requests for many keys. While such a request waits for a key that is held, other requests wait
+//! behind it for keys that are free.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,17 +7,18 @@ use super::owner::{Circumstances, Owner};
 use super::{Possible, Timeline};
 use crate::history::{Call, Operation};
 
-/// Spans of time on each key, in order, and apart from each other.
+/// Spans of time on each key, sorted and disjoint.
 type Spans = HashMap<u32, Vec<Possible>>;
 
-/// A request for many keys, and these.
+/// A request for many keys.
 struct Asked {
     span: Possible,
     keys: Vec<u32>,
 }
 
-/// When each key was as good as held, because a request at the head of its queue waited for another key: one that may have been held then, or was as good as
-/// held itself. The operations are in the order of keys.
+/// When each key counts as held because a request at the head of its queue waited for another key:
+/// one that may have been held then, or that itself counted as held. The operations are sorted by
+/// key.
 pub(super) fn excuses(operations: &[Operation], of_many: &HashSet<u64>, circumstances: Circumstances<'_>) -> Spans {
     let asked = requests_for_many(operations, of_many);
     let their_keys: HashSet<u32> = asked.iter().flat_map(|one| one.keys.iter().copied()).collect();
@@ -49,7 +51,7 @@ pub(super) fn excuses(operations: &[Operation], of_many: &HashSet<u64>, circumst
     }
 }
 
-/// What was asked for together has one owner, and was sent at one time.
+/// The parts of one request have the same owner and were sent at the same time.
 fn requests_for_many(operations: &[Operation], of_many: &HashSet<u64>) -> Vec<Asked> {
     let mut asked: HashMap<(u64, u64), Asked> = HashMap::new();
     let is_asked = |one: &&Operation| of_many.contains(&one.owner) && matches!(one.call, Call::Acquire { .. });
@@ -60,7 +62,7 @@ fn requests_for_many(operations: &[Operation], of_many: &HashSet<u64>) -> Vec<As
     asked.into_values().filter(|one| one.keys.len() > 1).collect()
 }
 
-/// When somebody may have held a key, whatever else is to be said of what happened there.
+/// When a key may have been held. Violations are ignored here.
 fn possibly_held(of_key: &[Operation], circumstances: Circumstances<'_>) -> Vec<Possible> {
     let (mut timeline, mut unsaid) = (Timeline::default(), Vec::new());
     for of_owner in of_key.chunk_by(|a, b| a.owner == b.owner) {
@@ -83,7 +85,7 @@ fn merged(mut spans: Vec<Possible>) -> Vec<Possible> {
     apart
 }
 
-/// The parts of spans that are within one.
+/// The parts of the spans that lie within `whole`.
 fn within(spans: &[Possible], whole: Possible) -> impl Iterator<Item = Possible> {
     let first = spans.partition_point(|span| span.until_us <= whole.from_us);
     let inside = spans.get(first..).unwrap_or_default().iter().take_while(move |span| span.from_us < whole.until_us);

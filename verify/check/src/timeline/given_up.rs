@@ -1,4 +1,4 @@
-//! RELEASE, and the end of a session whose connection closes.
+//! RELEASE, and the end of a session when its connection closes.
 
 use super::owner::{Owner, believe, lost};
 use super::{SLACK_US, Timeline, US_PER_MS};
@@ -15,19 +15,19 @@ impl Owner<'_> {
     ) {
         let circumstances = self.circumstances;
         let slot = match &mut self.held[one.mode as usize] {
-            // It frees what it keeps closed.
+            // The owner frees the lock that it keeps closed.
             None => &mut self.kept,
             held => held,
         };
         let Some(held) = slot else {
             if let Outcome::Number(_) = one.outcome {
-                let story = format!("{} of {} released what it did not hold", one.owner, one.key);
+                let story = format!("{} released key {} without holding it", one.owner, one.key);
                 violations.push(Violation { rule: Rule::CountsAreRight, story });
             }
             return;
         };
         if one.outcome == Outcome::Refused {
-            // Nothing was changed: it lasts until its lease is over.
+            // Nothing was changed: the hold lasts until its lease expires.
             return;
         }
         let is_repeat = request_id.is_some() && request_id == held.released_id;
@@ -36,8 +36,9 @@ impl Owner<'_> {
             circumstances.check_outlived(one, held, violations);
         }
         match one.outcome {
-            Outcome::Number(told) if told != u64::from(left) => {
-                let story = format!("{} of {} had {} left, and was told {told}", one.owner, one.key, left);
+            Outcome::Number(reported) if reported != u64::from(left) => {
+                let story =
+                    format!("{} of key {} had {} left, and the server reported {reported}", one.owner, one.key, left);
                 violations.push(Violation { rule: Rule::CountsAreRight, story });
             }
             Outcome::NotOwner if held.sure_until_us > one.answered_us => violations.push(lost(one, held)),
@@ -54,7 +55,7 @@ impl Owner<'_> {
             self.has_given_up |= is_known;
             *slot = None;
         } else {
-            // What is left is surely there all the time.
+            // The remaining count is surely held throughout.
             held.since_us = one.sent_us;
             held.count = left;
             held.released_id = request_id;
@@ -65,12 +66,12 @@ impl Owner<'_> {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
             (self.has_given_up, self.closed_us) = (true, Some(one.answered_us));
-            // Where connections are lost, it is not known how long before.
+            // Where connections get lost, it is unknown how long before the close.
             let grace_us = if self.circumstances.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
             believe(one, &mut held, one.sent_us + grace_us, timeline);
             let until_us = held.possible_until_us.min(one.answered_us + grace_ms * US_PER_MS);
             timeline.may_be_held(held.possible_from_us, until_us);
-            // The server may be busy when it is to see that.
+            // The server may be busy when it should notice the close.
             let seen_us = self.circumstances.unseen_until_us(one.answered_us).unwrap_or(until_us).max(until_us);
             timeline.may_be_taken(seen_us + SLACK_US);
         }

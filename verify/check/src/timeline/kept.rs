@@ -1,10 +1,11 @@
-//! RELEASE with KEEP: the hold ends, and the lock stays closed to every owner until its time is over, or its former owner frees it.
+//! RELEASE with KEEP: the hold ends, and the lock stays closed to every owner until its time is
+//! over or its former owner frees it.
 
 use super::owner::{Held, Owner, believe, lost};
 use super::{Timeline, US_PER_MS};
 use crate::history::{Operation, Outcome, Rule, Violation};
 
-/// Who holds a kept lock: its former owner is not admitted either. No client has this number.
+/// The holder of a kept lock: its former owner is not admitted either. No client has this number.
 pub(super) const NOBODY: u64 = 0;
 
 impl Owner<'_> {
@@ -18,13 +19,14 @@ impl Owner<'_> {
         let slot = &mut self.held[one.mode as usize];
         match (slot.as_ref().or(self.kept.as_ref()), one.outcome) {
             (None, Outcome::Number(_)) => {
-                let story = format!("{} of {} kept closed what it did not hold", one.owner, one.key);
+                let story = format!("{} kept key {} closed without holding it", one.owner, one.key);
                 violations.push(Violation { rule: Rule::CountsAreRight, story });
             }
-            (Some(held), Outcome::Number(told)) => {
+            (Some(held), Outcome::Number(reported)) => {
                 self.circumstances.check_outlived(one, held, violations);
-                if told != 1 {
-                    let story = format!("{} of {} keeps the lock closed, and was told {told}", one.owner, one.key);
+                if reported != 1 {
+                    let story =
+                        format!("{} keeps key {} closed, and the server reported {reported}", one.owner, one.key);
                     violations.push(Violation { rule: Rule::CountsAreRight, story });
                 }
             }
@@ -36,7 +38,7 @@ impl Owner<'_> {
         if one.outcome == Outcome::Refused {
             return;
         }
-        // Who keeps the lock closed already changes nothing.
+        // An owner that already keeps the lock closed changes nothing.
         let Some(mut held) = slot.take() else { return };
         believe(one, &mut held, one.sent_us, timeline);
         let possible_until_us = one.answered_us + keep_ms * US_PER_MS;

@@ -1,4 +1,4 @@
-//! RENEW and HOLDS: what is told of a hold while it lasts, and that it does not outlast its lease.
+//! RENEW and HOLDS: what they report about a hold, and that the hold ends with its lease.
 
 use super::owner::{Owner, lost};
 use super::spans::Possible;
@@ -11,7 +11,7 @@ impl Owner<'_> {
         let circumstances = self.circumstances;
         let Some(held) = &mut self.held[one.mode as usize] else {
             if let (Outcome::Number(_), None) = (one.outcome, self.unanswered_us) {
-                let story = format!("{} of {} renewed what it did not hold", one.owner, one.key);
+                let story = format!("{} renewed key {} without holding it", one.owner, one.key);
                 violations.push(Violation { rule: Rule::CountsAreRight, story });
             }
             return;
@@ -23,7 +23,10 @@ impl Owner<'_> {
                 held.possible_until_us = held.possible_until_us.max(one.answered_us + lease_ms * US_PER_MS);
                 circumstances.check_length(one, held, left_ms, violations);
                 if one.answered_us + (left_ms + 1) * US_PER_MS < held.sure_until_us {
-                    let story = format!("{} of {} was told of {left_ms} ms left, and has more", one.owner, one.key);
+                    let story = format!(
+                        "{} of key {} has more than the {left_ms} ms that the server reported",
+                        one.owner, one.key
+                    );
                     violations.push(Violation { rule: Rule::HoldIsKept, story });
                 }
             }
@@ -49,24 +52,27 @@ impl Owner<'_> {
             None if seen > 0 && self.unanswered_us.is_none() && !may_end_late => {
                 let Operation { owner, key, sent_us, .. } = one;
                 let (rule, why) = if self.has_given_up {
-                    (Rule::GivenUpIsGone, "has given up what it held")
+                    (Rule::GivenUpIsGone, "gave up its hold")
                 } else {
-                    (Rule::NilIsFinal, "was never told that it holds")
+                    (Rule::NilIsFinal, "was never granted the lock")
                 };
-                violations
-                    .push(Violation { rule, story: format!("{owner} of {key} {why}, and holds at {sent_us} us") });
+                violations.push(Violation {
+                    rule,
+                    story: format!("{owner} of key {key} {why}, but HOLDS shows it at {sent_us} us"),
+                });
             }
             Some(held) if held.sure_until_us > one.answered_us && seen == 0 => violations.push(lost(one, held)),
             Some(held) if seen > 0 && seen != u64::from(held.count) => {
-                let story = format!("{} of {} has {}, and {seen} were shown", one.owner, one.key, held.count);
+                let story = format!("{} of key {} has {}, but HOLDS shows {seen}", one.owner, one.key, held.count);
                 violations.push(Violation { rule: Rule::CountsAreRight, story });
             }
             _ => {}
         }
     }
 
-    /// Whether a session whose connection has closed may be there at a look: in a pause of the server, or until shortly after the pause, or the promotion,
-    /// that ends it, if the server had not acted upon it before it paused or became a replica.
+    /// Whether HOLDS may still show a session whose connection has closed: during a pause of the
+    /// server, or until shortly after the pause or promotion that ends it, if the server had not
+    /// noticed the close before it paused or became a replica.
     fn may_end_late(&self, look: &Operation, closed_us: u64) -> bool {
         let is_paused = |pause: &Possible| pause.from_us <= look.answered_us && look.sent_us <= pause.until_us;
         let unseen_until_us = self.circumstances.unseen_until_us(closed_us);

@@ -1,20 +1,21 @@
-//! Commands that mean one hold or one wait of their owner: those with a TOKEN, and CANCEL.
+//! Commands that apply to one particular hold or wait of their owner: those with TOKEN, and CANCEL.
 
 use super::{Overlooked, Owner, Timeline};
 use crate::history::{Call, Operation, Outcome, Rule, Violation};
 
-/// A CANCEL.
+/// An answered CANCEL.
 #[derive(Clone, Copy)]
 pub(super) struct Cancelled {
     sent_us: u64,
     answered_us: u64,
-    /// How many requests it has ended.
+    /// How many requests it ended.
     ended: u64,
     is_waiting: bool,
 }
 
 impl Owner<'_> {
-    /// Whether a TOKEN is not that of the hold which this owner has, or ended with KEEP.
+    /// Whether a TOKEN differs from that of the owner's hold, or of the hold that it ended with
+    /// KEEP.
     pub(super) fn means_another(&self, one: &Operation, token: u64) -> bool {
         self.held[one.mode as usize].or(self.kept).is_some_and(|held| held.token != token)
     }
@@ -27,7 +28,7 @@ impl Owner<'_> {
         }
     }
 
-    /// A request that waited when it was to be taken back.
+    /// Checks a request that was waiting when its owner cancelled it.
     pub(super) fn check_cancelled(
         &mut self,
         one: &Operation,
@@ -36,7 +37,8 @@ impl Owner<'_> {
     ) {
         let is_about =
             |cancelled: &Cancelled| one.sent_us <= cancelled.sent_us && cancelled.answered_us <= one.answered_us;
-        // What one has ended is over, also if another one finds nothing afterwards.
+        // A request that one CANCEL ended stays ended, even if another CANCEL finds nothing
+        // afterwards.
         let about = self.cancelled.iter().copied().filter(is_about);
         let Some(Cancelled { answered_us, ended, is_waiting, .. }) = about.max_by_key(|cancelled| cancelled.ended)
         else {
@@ -49,13 +51,16 @@ impl Owner<'_> {
         }
         self.asked = None;
         if let Outcome::Granted(_) | Outcome::Nil = one.outcome {
-            let story = format!("{owner} of {key} was told that its request had ended, and then {:?}", one.outcome);
+            let story = format!(
+                "CANCEL told {owner} that its request for key {key} had ended, which then got {:?}",
+                one.outcome
+            );
             violations.push(Violation { rule: Rule::CancelEndsWaits, story });
         }
     }
 }
 
-/// CANCEL ends no more than what its owner waits with.
+/// CANCEL ends no more requests than its owner has waiting.
 pub(super) fn check_ended(of_owner: &[Operation], violations: &mut Vec<Violation>) {
     for one in of_owner.iter().filter(|one| matches!(one.call, Call::Cancel { .. })) {
         let Outcome::Number(ended) = one.outcome else { continue };
@@ -67,17 +72,20 @@ pub(super) fn check_ended(of_owner: &[Operation], violations: &mut Vec<Violation
         let waiting = of_owner.iter().filter(may_wait).count() as u64;
         if ended > waiting {
             let Operation { owner, key, .. } = one;
-            let story = format!("{owner} waited for {key} with {waiting} requests at most, and CANCEL ended {ended}");
+            let story =
+                format!("CANCEL ended {ended} requests of {owner} for key {key}, of which at most {waiting} waited");
             violations.push(Violation { rule: Rule::CancelEndsWaits, story });
         }
     }
 }
 
-/// A command that means an earlier hold leaves the one that is there alone.
+/// A command for an earlier hold leaves the current hold alone.
 pub(super) fn check_untouched(one: &Operation, token: u64, violations: &mut Vec<Violation>) {
     if let Outcome::Number(_) = one.outcome {
-        let story =
-            format!("{} of {} has another hold than that with token {token}, and it was meant", one.owner, one.key);
+        let story = format!(
+            "{} of key {} sent token {token}, and the server changed a hold with another token",
+            one.owner, one.key
+        );
         violations.push(Violation { rule: Rule::TokenIsMeant, story });
     }
 }

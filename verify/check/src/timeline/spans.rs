@@ -1,107 +1,107 @@
-//! What is told of one key: spans of time, and what was asked for in vain.
+//! The content of the timeline of one key: spans of time, and requests that got nothing.
 
 use crate::history::Mode;
 
 /// A span of time in which an owner surely held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Belief {
-    /// Who.
+    /// The holder.
     pub owner: u64,
-    /// How.
+    /// The mode.
     pub mode: Mode,
-    /// How many holds or permits.
+    /// Number of holds or permits.
     pub count: u32,
-    /// From when.
+    /// Begin.
     pub from_us: u64,
-    /// Until when, exclusive.
+    /// End, exclusive.
     pub until_us: u64,
     /// The token of the hold.
     pub token: u64,
 }
 
-/// A span of time in which somebody may have held.
+/// A span of time in which an owner may have held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Possible {
-    /// From when.
+    /// Begin.
     pub from_us: u64,
-    /// Until when, exclusive.
+    /// End, exclusive.
     pub until_us: u64,
 }
 
 /// A new hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Who.
+    /// The new holder.
     pub owner: u64,
-    /// How.
+    /// The mode.
     pub mode: Mode,
-    /// How many holds or permits.
+    /// Number of holds or permits.
     pub count: u32,
     /// Its token.
     pub token: u64,
-    /// When it was asked for.
+    /// When the request was sent.
     pub sent_us: u64,
-    /// When it was known.
+    /// When the client received the grant.
     pub answered_us: u64,
-    /// How long it lasts at least, if nobody ends it.
+    /// How long it lasts at least, unless its owner ends it.
     pub lease_us: u64,
     /// The request's place in the server's order; 0 if unknown.
     pub order: u64,
-    /// Whether the owner held in another mode, and so passed the queue.
+    /// Whether the owner already held in another mode, and so passed the queue.
     pub passes_queue: bool,
 }
 
-/// A request that waited.
+/// A waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Who.
-    pub owner: u64,
-    /// From when.
-    pub sent_us: u64,
-    /// Until when.
-    pub answered_us: u64,
-}
-
-/// A request that did not want to wait, and was answered nil.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Missed {
-    /// Whose.
+    /// The owner that waited.
     pub owner: u64,
     /// When it was sent.
     pub sent_us: u64,
-    /// When it was answered.
+    /// When its answer arrived.
     pub answered_us: u64,
-    /// How many holds or permits were asked for.
+}
+
+/// A request without a wait that got nil.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missed {
+    /// The owner that asked.
+    pub owner: u64,
+    /// When it was sent.
+    pub sent_us: u64,
+    /// When its answer arrived.
+    pub answered_us: u64,
+    /// Number of holds or permits requested.
     pub count: u32,
 }
 
-/// Permits that an owner was given beside those that it had.
+/// Permits that an owner received in addition to those that it held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addition {
-    /// When it was known.
+    /// When the client received them.
     pub answered_us: u64,
     /// The request's place in the server's order; 0 if unknown.
     pub order: u64,
 }
 
-/// A request that waited, and was answered nil.
+/// A waiting request that got nil.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// Whose.
+    /// The owner that waited.
     pub owner: u64,
     /// The request's place in the server's order; 0 if unknown.
     pub order: u64,
-    /// It waited until then at least.
+    /// It waited at least until then.
     pub until_us: u64,
 }
 
-/// A request that the server said would wait, and then not to know when it was asked to end it.
+/// A request that the server reported as waiting, and that a later CANCEL did not find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overlooked {
-    /// Whose.
+    /// The owner that waited.
     pub owner: u64,
     /// When it was sent.
     pub sent_us: u64,
-    /// When CANCEL was answered.
+    /// When CANCEL's answer arrived.
     pub until_us: u64,
 }

@@ -1,12 +1,13 @@
-//! Each rule is seen to fail: a lawful history with one thing changed. Those that no history is about are in `servers.rs`.
+//! Each rule fails for a correct history with one thing changed. The rules that no history is about
+//! are in `servers.rs`.
 
 mod exclusion;
 mod holds;
 mod kept;
 mod order;
 mod refusals;
+mod scripted;
 mod tokens;
-mod told;
 mod waiting;
 
 use rlock_check::history::{Outcome, Rule};
@@ -14,7 +15,7 @@ use rlock_check::invented;
 use rlock_check::rules::check;
 
 #[test]
-fn each_rule_is_seen_to_fail() {
+fn each_rule_fails_in_some_test() {
     let tests = [
         include_str!("exclusion.rs"),
         include_str!("tokens.rs"),
@@ -35,14 +36,15 @@ fn each_rule_is_seen_to_fail() {
 }
 
 #[test]
-fn a_lawful_history_breaks_no_rule() {
+fn correct_history_breaks_no_rule() {
     let mut history = invented::history(30_000, 1);
     assert_eq!(check(&mut history), []);
 }
 
-/// Whatever is changed in a lawful history, if it matters, is noticed: each grant is moved before the release ahead of it.
+/// A change to a correct history is noticed: each grant is moved before the release that precedes
+/// it.
 #[test]
-fn a_grant_that_comes_too_early_is_noticed() {
+fn grant_that_comes_too_early_is_noticed() {
     for seed in 0..20 {
         let mut history = invented::history(3_000, seed);
         let grants = history.operations.iter_mut().filter(|one| matches!(one.outcome, Outcome::Granted(_)));

@@ -1,13 +1,13 @@
 //! First come, first served.
 
-use crate::told::{ALONE, Told, acquire};
+use crate::scripted::{ALONE, Scripted, acquire};
 use rlock_check::history::{Kind, Mode, Outcome, Rule};
 
 #[test]
-fn who_asked_later_is_served_earlier() {
+fn later_request_granted_first_is_reported() {
     let wait = acquire(1, Some(60_000), None);
-    let told = |first, second| {
-        Told::mutex()
+    let history = |first, second| {
+        Scripted::mutex()
             .granted(1, ALONE, 10, 5)
             .call(2, ALONE, 20, first, wait, Outcome::Granted(first))
             .call(3, ALONE, 21, second, wait, Outcome::Granted(second))
@@ -15,24 +15,24 @@ fn who_asked_later_is_served_earlier() {
             .released(2, ALONE, first + 10, 0)
             .released(3, ALONE, second + 10, 0)
     };
-    assert_eq!(told(1000, 1100).broken(), []);
-    assert_eq!(told(1100, 1000).broken(), [Rule::FirstComeFirstServed]);
+    assert_eq!(history(1000, 1100).broken(), []);
+    assert_eq!(history(1100, 1000).broken(), [Rule::FirstComeFirstServed]);
 }
 
 #[test]
-fn who_is_answered_nil_was_not_passed_by_those_who_came_later() {
-    let told = |served_ms| {
-        Told::mutex()
+fn request_that_gets_nil_was_not_passed() {
+    let history = |served_ms| {
+        Scripted::mutex()
             .granted(1, ALONE, 10, 5)
             .released(1, ALONE, 20, 0)
             .call(2, ALONE, 15, 516, acquire(1, Some(500), None), Outcome::Nil)
             .granted(3, ALONE, served_ms, 6)
     };
-    assert_eq!(told(30).broken(), [Rule::FirstComeFirstServed]);
-    assert_eq!(told(516).broken(), []);
-    // Who holds permits already, and is given more or sends the same request again.
+    assert_eq!(history(30).broken(), [Rule::FirstComeFirstServed]);
+    assert_eq!(history(516).broken(), []);
+    // An owner that already holds permits is given more, or sends the same request again.
     let more = |request_id| {
-        Told::of(Kind::Semaphore, 4)
+        Scripted::of(Kind::Semaphore, 4)
             .call(1, Mode::Permits, 10, 11, acquire(1, None, Some(1)), Outcome::Granted(5))
             .call(2, Mode::Permits, 12, 13, acquire(2, None, None), Outcome::Granted(6))
             .call(3, Mode::Permits, 20, 51, acquire(3, Some(30), None), Outcome::Nil)
@@ -42,11 +42,12 @@ fn who_is_answered_nil_was_not_passed_by_those_who_came_later() {
     assert_eq!(more(1).broken(), []);
 }
 
-/// A request is not answered, sent again and refused, and sent again and granted: it may have kept its first place.
+/// A request gets no answer, is sent again and refused, and is sent again and granted: it may have
+/// kept its first place.
 #[test]
-fn a_refusal_takes_no_place_away_that_may_be_there() {
+fn refusal_does_not_end_an_earlier_place() {
     let wait = acquire(1, Some(60_000), Some(1));
-    let told = Told::mutex()
+    let history = Scripted::mutex()
         .granted(1, ALONE, 10, 5)
         .call(2, ALONE, 20, 30, wait, Outcome::Unknown)
         .call(3, ALONE, 31, 1_100, wait, Outcome::Granted(7))
@@ -55,14 +56,15 @@ fn a_refusal_takes_no_place_away_that_may_be_there() {
         .released(1, ALONE, 900, 0)
         .released(2, ALONE, 1_050, 0)
         .released(3, ALONE, 1_200, 0);
-    assert_eq!(told.broken(), []);
+    assert_eq!(history.broken(), []);
 }
 
-/// A request takes an earlier one's place over, whose connection is lost before it hears of that.
+/// A request takes over the place of an earlier one, and its own connection is lost before the
+/// answer.
 #[test]
-fn a_place_that_was_taken_over_unheard_has_no_known_order() {
+fn place_taken_over_before_the_connection_was_lost_has_no_known_order() {
     let wait = acquire(1, Some(60_000), Some(1));
-    let told = Told::mutex()
+    let history = Scripted::mutex()
         .granted(1, ALONE, 10, 5)
         .call(2, ALONE, 20, 30, wait, Outcome::Unknown)
         .call(3, ALONE, 21, 1_100, wait, Outcome::Granted(7))
@@ -70,5 +72,5 @@ fn a_place_that_was_taken_over_unheard_has_no_known_order() {
         .released(1, ALONE, 900, 0)
         .released(2, ALONE, 1_050, 0)
         .released(3, ALONE, 1_200, 0);
-    assert_eq!(told.broken(), []);
+    assert_eq!(history.broken(), []);
 }

@@ -1,4 +1,4 @@
-//! A fleet of nodes, each with one connection and a thousand clients, that wants locks and crashes.
+//! A fleet of nodes, each with one connection and a thousand clients, that takes locks and crashes.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -10,11 +10,11 @@ use crate::world::World;
 
 const LEASE_MS: u64 = 30_000;
 const WAIT_MS: u64 = 60_000;
-/// How long a node is away that has crashed.
+/// How long a crashed node is down.
 const REBOOT_US: u64 = 10_000_000;
 const SAMPLE_US: u64 = 100_000;
 
-/// What a fleet is like.
+/// The parameters of a fleet.
 #[derive(Clone, Debug)]
 pub struct Fleet {
     pub name: &'static str,
@@ -25,24 +25,24 @@ pub struct Fleet {
     pub think_us: f64,
     pub least_hold_us: f64,
     pub most_hold_us: f64,
-    /// Between two crashes of nodes; 0 for none.
+    /// The time between two crashes of nodes; 0 for no crashes.
     pub between_crashes_us: u64,
     /// How many holds of a million are never released, because the client hangs.
     pub stuck_in_a_million: f64,
-    /// For how long it goes on, of which the first half is not looked at.
+    /// The simulated time. Its first half is not measured, except for a herd.
     pub span_us: u64,
-    /// All ask at once in the beginning.
+    /// All clients ask at once at the beginning.
     pub is_herd: bool,
 }
 
-/// What a client does next, and when. The order of the fields is the order of time.
+/// The next step of a client, and when. The order of the fields makes plans sort by time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Plan {
     at_us: u64,
-    /// Plans for the same moment come in the order in which they were made.
+    /// Plans for the same moment run in the order in which they were made.
     order: u64,
     client: usize,
-    /// How often the client's node had crashed when this was planned.
+    /// How often the client's node had crashed when the plan was made.
     life: u32,
     step: Step,
 }
@@ -53,7 +53,7 @@ enum Step {
     Free { lock: usize, token: u64 },
 }
 
-/// What a run has shown.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     pub seconds: f64,
@@ -82,14 +82,14 @@ struct Run<'f> {
     agenda: BinaryHeap<Reverse<Plan>>,
     order: u64,
     tickets: HashMap<u64, (usize, usize)>,
-    /// How often the node of a client has crashed: what was planned before is void.
+    /// How often each node has crashed. Plans from before a crash are void.
     lives: Vec<u32>,
     requests: u64,
     operations: u64,
 }
 
 impl Fleet {
-    /// Lets it live.
+    /// Simulates the fleet.
     pub fn simulate(&self, seed: u64) -> Findings {
         let load = Load::new(seed, self.locks, self.least_hold_us, self.most_hold_us, self.think_us);
         let mut run = Run {
@@ -123,7 +123,7 @@ impl Run<'_> {
         let mut next_crash_us = self.fleet.between_crashes_us;
         let mut before = None;
         while self.world.now_us < self.fleet.span_us {
-            // Who was granted something plans what comes next, before time goes on.
+            // Granted clients make their next plan before time goes on.
             self.hear();
             let next_us = self.agenda.peek().map_or(self.fleet.span_us, |Reverse(plan)| plan.at_us);
             self.world.advance_to(next_us.min(self.fleet.span_us));
@@ -151,7 +151,7 @@ impl Run<'_> {
         self.conclude(found, before.unwrap_or_default(), samples, begin_us)
     }
 
-    /// Does what is due, if anything is, and the crash of a node has not made it void.
+    /// Takes the next step if it is due, and not void because of a crash.
     fn take_next_step(&mut self) {
         let is_due = |plan: &&Reverse<Plan>| plan.0.at_us <= self.world.now_us;
         if self.agenda.peek().filter(is_due).is_some()
@@ -180,7 +180,7 @@ impl Run<'_> {
                 }
             }
             Step::Free { lock, token } => {
-                // Its lease may be over; then there is nothing to free.
+                // Its lease may have expired. Then there is nothing to release.
                 let _ = self.world.release(lock, owner.as_bytes(), node, token);
                 self.think(client);
             }
@@ -192,7 +192,7 @@ impl Run<'_> {
             let Some((client, lock)) = self.tickets.remove(&ticket) else { continue };
             match answer {
                 Answer::Granted(token) => self.hold(client, lock, token),
-                // Its node has gone, and will come back by itself.
+                // Its node has crashed, and comes back by itself.
                 Answer::Closed => {}
                 _ => self.think(client),
             }
@@ -201,7 +201,7 @@ impl Run<'_> {
 
     fn hold(&mut self, client: usize, lock: usize, token: u64) {
         if self.load.happens(self.fleet.stuck_in_a_million / 1e6) {
-            // It hangs: nothing is released, and its lease ends. Somebody starts it anew.
+            // It hangs: it releases nothing, and its lease expires. It is restarted later.
             return self.plan(self.world.now_us + 2 * LEASE_MS * 1000, client, Step::Ask);
         }
         let at_us = self.world.now_us + self.load.hold_us();
@@ -209,14 +209,14 @@ impl Run<'_> {
     }
 
     fn think(&mut self, client: usize) {
-        // A herd comes once.
+        // In a herd, each client asks once.
         if !self.fleet.is_herd {
             let at_us = self.world.now_us + self.load.think_us();
             self.plan(at_us, client, Step::Ask);
         }
     }
 
-    /// A node goes down: the connection closes, with all that its clients hold and wait for.
+    /// Crashes a node: its connection closes, with all holds and waits of its clients.
     fn crash(&mut self) {
         let node = self.load.node(self.fleet.nodes);
         self.world.close(node);

@@ -1,16 +1,18 @@
-//! What clients do: which locks they want, for how long, and with what pauses.
+//! The behaviour of clients: which locks they take, for how long, and with which pauses.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// The exponent of the popularity of locks: the n-th is wanted as 1/n to the power of this.
+/// The exponent of the popularity of locks: the n-th lock is wanted in proportion to 1/n to the
+/// power of this.
 const POPULARITY: f64 = 0.8;
-/// The exponent of the tail of hold times: the mean is three times the least, and the variance has no bound.
+/// The exponent of the tail of hold times: the mean is three times the minimum, and the variance is
+/// unbounded.
 const TAIL: f64 = 1.5;
 
 pub struct Load {
     random: SmallRng,
-    /// The shares of the locks up to each.
+    /// The cumulative shares of the locks.
     shares: Vec<f64>,
     least_hold_us: f64,
     most_hold_us: f64,
@@ -37,13 +39,13 @@ impl Load {
         self.shares.partition_point(|share| *share < point).min(self.shares.len() - 1)
     }
 
-    /// Pareto's distribution.
+    /// A hold time with a Pareto distribution.
     pub fn hold_us(&mut self) -> u64 {
         let point: f64 = self.random.random();
         (self.least_hold_us * (1.0 - point).powf(-1.0 / TAIL)).min(self.most_hold_us) as u64
     }
 
-    /// An exponential pause.
+    /// A pause with an exponential distribution.
     pub fn think_us(&mut self) -> u64 {
         let point: f64 = self.random.random();
         (-(1.0 - point).ln() * self.think_us) as u64

@@ -1,8 +1,9 @@
-//! `bench-fleet`: what a fleet of a thousand nodes with a million clients does to one server.
+//! `bench-fleet`: the load of a thousand nodes with a million clients on one server.
 //!
-//! It simulates the fleet and runs the real engine of the module under it, with a clock that jumps: queues, hand-overs,
-//! memory and replication are those of that load, and the engine's CPU time is measured. What a server spends beside the
-//! engine, on its sockets above all, is in docs/benchmarks.md. The result is written into a page, between two marks.
+//! It simulates the fleet and runs the module's real engine under it, with a clock that jumps.
+//! Queues, hand-overs, memory and replication are those of that load, and the engine's CPU time is
+//! measured. The server's other costs, mostly its sockets, are in docs/benchmarks.md. The result is
+//! written into a page, between two marks.
 
 mod fleet;
 mod load;
@@ -16,23 +17,23 @@ use clap::Parser;
 
 use fleet::{Findings, Fleet};
 
-/// Simulates a fleet of clients on the engine of the module.
+/// Simulates a fleet of clients on the engine of the module
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// The page with the marks between which the table goes; without it, it is printed only
+    /// Page whose marks enclose the table; without it the table is only printed
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
 
-    /// How many clients
+    /// Number of clients
     #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     clients: usize,
 
-    /// How many seconds of the fleet's time
+    /// Simulated time, in seconds
     #[arg(long, value_name = "S", default_value_t = 60)]
     seconds: u64,
 
-    /// For other choices of the clients
+    /// Seed of the clients' random choices
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 }
@@ -78,24 +79,24 @@ fn table(runs: &[(Fleet, Findings)]) -> Result<String> {
         writeln!(text, "| {name} | {} |", figures.join(" | "))
     };
     let per_second = |count: u64, found: &Findings| format!("{:.0}", count as f64 / found.seconds);
-    row("seconds looked at", &|f| format!("{:.1}", f.seconds))?;
-    row("grants a second", &|f| per_second(f.granted, f))?;
-    row("of these hand-overs", &|f| per_second(f.handed_over, f))?;
+    row("seconds measured", &|f| format!("{:.1}", f.seconds))?;
+    row("grants per second", &|f| per_second(f.granted, f))?;
+    row("of these, hand-overs", &|f| per_second(f.handed_over, f))?;
     row("waiting, on average", &|f| format!("{:.0}", f.waiting_mean))?;
     row("waiting, at most", &|f| f.waiting_most.to_string())?;
     row("wait p50, ms", &|f| format!("{:.1}", f.wait_p50_us as f64 / 1e3))?;
     row("wait p99, ms", &|f| format!("{:.0}", f.wait_p99_us as f64 / 1e3))?;
     row("held, at most", &|f| f.held_most.to_string())?;
-    row("waits given up, a second", &|f| per_second(f.timed_out, f))?;
-    row("holds that ended with a lease or a session", &|f| f.expired.to_string())?;
+    row("waits timed out, per second", &|f| per_second(f.timed_out, f))?;
+    row("holds that ended with their lease or session", &|f| f.expired.to_string())?;
     row("waiters lost with their nodes", &|f| f.disconnected.to_string())?;
-    row("engine: µs of CPU an ACQUIRE or RELEASE", &|f| format!("{:.2}", f.engine_s * 1e6 / f.operations as f64))?;
+    row("engine: µs of CPU per ACQUIRE or RELEASE", &|f| format!("{:.2}", f.engine_s * 1e6 / f.operations as f64))?;
     row("engine: share of a core", &|f| format!("{:.1} %", 100.0 * f.engine_s / f.seconds))?;
     row("engine: longest call, µs", &|f| format!("{:.0}", f.longest_us))?;
-    row("engine: bytes a waiter", &|f| format!("{:.0}", f.waiters_bytes as f64 / f.waiting_most.max(1) as f64))?;
-    row("value: bytes a held lock", &|f| format!("{:.0}", f.value_bytes as f64 / f.held_most.max(1) as f64))?;
-    row("replication: bytes a grant", &|f| format!("{:.0}", f.replicated_bytes as f64 / f.granted.max(1) as f64))?;
-    row("replication: MB a second", &|f| format!("{:.2}", f.replicated_bytes as f64 / 1e6 / f.seconds))?;
+    row("engine: bytes per waiter", &|f| format!("{:.0}", f.waiters_bytes as f64 / f.waiting_most.max(1) as f64))?;
+    row("value: bytes per held lock", &|f| format!("{:.0}", f.value_bytes as f64 / f.held_most.max(1) as f64))?;
+    row("replication: bytes per grant", &|f| format!("{:.0}", f.replicated_bytes as f64 / f.granted.max(1) as f64))?;
+    row("replication: MB per second", &|f| format!("{:.2}", f.replicated_bytes as f64 / 1e6 / f.seconds))?;
     Ok(text)
 }
 

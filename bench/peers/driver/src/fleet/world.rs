@@ -1,4 +1,5 @@
-//! The engine with a keyspace in memory, and a clock that jumps. The time that the engine itself takes is measured.
+//! The engine with a keyspace in memory and a clock that jumps. Measures the time spent in the
+//! engine.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,10 +10,10 @@ use rlock_core::{
 };
 
 const LIMITS: Limits = Limits { max_waiters: usize::MAX, max_places: usize::MAX, fair_grace_ms: 5000, ..Limits::NONE };
-/// A day in 2026; only the size of the numbers matters.
+/// A day in 2026. Only the number of digits matters.
 const START_WALL_US: u64 = 1_790_000_000_000_000;
 
-/// The locks, by their numbers.
+/// The locks, by number.
 struct Table {
     keys: Vec<Key>,
     numbers: HashMap<Vec<u8>, usize>,
@@ -60,15 +61,15 @@ impl Keyspace for Open<'_> {
     }
 }
 
-/// What the engine cost, and what it sent.
+/// The costs of the engine, and the bytes that it sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Costs {
-    /// Time in the engine.
+    /// The time in the engine.
     pub engine: Duration,
     /// The longest single call.
     pub longest: Duration,
     pub calls: u64,
-    /// As commands of the replication stream.
+    /// The size of the commands in the replication stream.
     pub replicated_bytes: u64,
 }
 
@@ -77,7 +78,7 @@ pub struct World {
     table: Table,
     pub now_us: u64,
     pub costs: Costs,
-    /// Answers to those who waited, to be looked at.
+    /// Answers to waiters, not yet processed.
     pub answers: Vec<(u64, Answer)>,
 }
 
@@ -95,7 +96,7 @@ impl World {
         }
     }
 
-    /// ACQUIRE with a session, by NOTIFY, over the connection of a node.
+    /// ACQUIRE with a session and NOTIFY, over the connection of a node.
     pub fn acquire(
         &mut self,
         lock: usize,
@@ -142,7 +143,8 @@ impl World {
         self.spent(started.elapsed());
     }
 
-    /// Goes on to a moment; what is due until then is done when it is due.
+    /// Advances the time, and runs each timer when it is due. Stops early if a waiter got an
+    /// answer.
     pub fn advance_to(&mut self, at_us: u64) {
         while let Some(due_us) = self.engine.next_timeout_us().filter(|due_us| *due_us <= at_us) {
             self.now_us = self.now_us.max(due_us);
@@ -224,7 +226,7 @@ impl World {
         self.costs.calls += 1;
     }
 
-    /// What the values take, without the server's own table of keys.
+    /// The memory of the values, without the server's own table of keys.
     pub fn value_bytes(&self) -> usize {
         let locks = self.table.locks.iter().flatten();
         locks.map(|lock| size_of::<Lock>() + lock.heap_bytes()).sum()

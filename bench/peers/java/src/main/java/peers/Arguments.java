@@ -3,7 +3,7 @@ package peers;
 import java.util.HashMap;
 import java.util.Map;
 
-/** What the driver says, see README.md of the folder above. */
+/** The driver's arguments, see README.md of the folder above. */
 record Arguments(
         String peer,
         String host,
@@ -49,7 +49,7 @@ record Arguments(
     private static String need(Map<String, String> values, String name) {
         String value = values.get(name);
         if (value == null) {
-            throw new IllegalArgumentException("the argument " + name + " is missing");
+            throw new IllegalArgumentException("missing argument " + name);
         }
         return value;
     }

@@ -10,8 +10,8 @@ import org.apache.curator.framework.recipes.locks.Lease;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
 /**
- * Curator's recipes on ZooKeeper, one framework for the process as its documentation asks for. The lease that the driver names is the
- * timeout of the session, after which ZooKeeper frees what a dead process held.
+ * Curator's recipes on ZooKeeper, with one framework per process, as documented. The driver's lease
+ * is the session timeout, after which ZooKeeper frees the locks of a dead process.
  */
 final class CuratorLocks implements Locks {
     private static final int CONNECTION_TIMEOUT_MS = 15_000;
@@ -44,7 +44,7 @@ final class CuratorLocks implements Locks {
     private InterProcessMutex lock(String key) {
         var path = "/" + key;
         return switch (arguments.lock()) {
-            // The recipe serves in the order of arrival, so it is the fair lock as well.
+            // The recipe serves in the order of arrival, so it is also the fair lock.
             case "mutex", "fair" -> new InterProcessMutex(curator, path);
             case "read" -> new InterProcessReadWriteLock(curator, path).readLock();
             case "write" -> new InterProcessReadWriteLock(curator, path).writeLock();

@@ -11,11 +11,12 @@ import redis.clients.jedis.exceptions.JedisDataException;
 import redis.clients.jedis.util.SafeEncoder;
 
 /**
- * rlock without a client of its own: its commands over Jedis, and waits by BLOCK. As docs/clients.md has it, each acquisition has an
- * owner of its own and says ONCE, and a client that waits does so on a connection of its own.
+ * rlock without a dedicated client: its commands with Jedis, and waits with BLOCK. As in
+ * docs/clients.md, each acquisition has its own owner and says ONCE, and each waiting client has
+ * its own connection.
  */
 final class JedisLocks implements Locks {
-    /** How much longer than the server the client waits for the answer of BLOCK. */
+    /** How much longer than BLOCK the client waits for the answer. */
     private static final int SOCKET_MARGIN_MS = 1000;
     private static final long RETRY_FOR_NANOS = 10_000_000_000L;
     private static final long RETRY_PAUSE_NANOS = 20_000_000L;
@@ -100,7 +101,7 @@ final class JedisLocks implements Locks {
             return words;
         }
 
-        /** Sends a command until it is answered: each may be repeated, thanks to ONCE and TOKEN. */
+        /** Repeats a command until it is answered: ONCE and TOKEN make that safe. */
         private Long call(String command, String... words) {
             long giveUpNanos = System.nanoTime() + RETRY_FOR_NANOS;
             boolean isRepeated = false;
@@ -113,7 +114,7 @@ final class JedisLocks implements Locks {
                     return connection.getIntegerReply();
                 } catch (JedisDataException refused) {
                     if (isRepeated && refused.getMessage().startsWith("NOTOWNER ")) {
-                        return 0L; // Its first sending was carried out, and the answer lost.
+                        return 0L; // The first attempt succeeded, and its answer was lost.
                     }
                     if (!refused.getMessage().startsWith("LOADING ") || System.nanoTime() > giveUpNanos) {
                         throw refused;

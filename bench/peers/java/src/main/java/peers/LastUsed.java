@@ -2,7 +2,7 @@ package peers;
 
 import java.util.function.Function;
 
-/** What a client made for the key that it used last: a lock is made once for a key, not for each acquisition. */
+/** The lock object for the key that a client used last: one object per key, not per acquisition. */
 final class LastUsed<T> {
     private final Function<String, T> make;
     private String key;

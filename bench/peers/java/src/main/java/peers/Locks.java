@@ -1,8 +1,8 @@
 package peers;
 
-/** One library: how a client asks for a lock and frees it. */
+/** One library: how a client acquires and releases a lock. */
 interface Locks extends AutoCloseable {
-    /** A client with a connection of its own, or a share of those of the library, as its documentation has it. Called once by each client's thread. */
+    /** A client with its own connection or a share of the library's, as documented. Called once by each client's thread. */
     Client connect(int client) throws Exception;
 
     @Override
@@ -10,10 +10,10 @@ interface Locks extends AutoCloseable {
 
     /** One thread of control. */
     interface Client extends AutoCloseable {
-        /** Waits for the lock, at most this long. False: it was not had in time. */
+        /** Waits for the lock, at most this long. Returns false on a timeout. */
         boolean acquire(String key, long waitMs) throws Exception;
 
-        /** Frees what the last acquire has taken. */
+        /** Releases the lock of the last acquire. */
         void release() throws Exception;
 
         @Override

@@ -14,13 +14,14 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
 
 /**
- * Runs the clients, each a thread, and writes down what each of them did. Nothing is calculated here.
+ * Runs the clients, each in a thread, and records what each of them did. It calculates nothing.
  *
- * <p>System.nanoTime is CLOCK_MONOTONIC on Linux, so the times can be laid beside those of other processes.
+ * <p>System.nanoTime is CLOCK_MONOTONIC on Linux, so the times compare with those of other
+ * processes.
  */
 public final class Main {
     private static final int WARM_UPS = 20;
-    /** With ten thousand clients the warm-up of each is short: together they have done enough. */
+    /** With this many clients, the warm-up of each is short. */
     private static final int MANY_CLIENTS = 1000;
     private static final long STACK_BYTES = 256 * 1024;
     private static final long WARM_UP_WAIT_MS = 60_000;
@@ -47,11 +48,11 @@ public final class Main {
                     case "redisson" -> new RedissonLocks(arguments);
                     case "jedis" -> new JedisLocks(arguments);
                     case "curator" -> new CuratorLocks(arguments);
-                    default -> throw new IllegalArgumentException("there is no peer " + arguments.peer());
+                    default -> throw new IllegalArgumentException("unknown peer " + arguments.peer());
                 };
         int pairs = new Main(arguments, locks).run();
         System.out.flush();
-        // Threads of the libraries would go on for seconds.
+        // Threads of the libraries would run for seconds.
         Runtime.getRuntime().halt(pairs < 0 ? 1 : 0);
     }
 
@@ -65,7 +66,7 @@ public final class Main {
         ready.await();
         for (var worker : workers) {
             if (worker.failure != null) {
-                System.err.println("client " + worker.client + " cannot start: " + worker.failure);
+                System.err.println("client " + worker.client + " could not start: " + worker.failure);
                 return -1;
             }
         }

@@ -8,8 +8,8 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /**
- * Redisson as its documentation shows it: one client for the process, with its pools as they come, and locks without a lease, which
- * its watchdog keeps alive. The lease that the driver names is the watchdog's.
+ * Redisson as documented: one client per process with its default pools, and locks without a lease,
+ * which its watchdog keeps alive. The driver's lease is the watchdog's.
  */
 final class RedissonLocks implements Locks {
     private final RedissonClient redisson;

@@ -1,18 +1,18 @@
-//! Histories of one lock that are made call by call.
+//! Scripted histories of one lock.
 
 use rlock_check::history::{Call, History, Key, Kind, Mode, Operation, Outcome, Rule};
 use rlock_check::rules::check;
 
-/// A history of one key, made call by call. Times are in milliseconds.
-pub struct Told(pub History);
+/// A history of one key, built call by call. Times are in milliseconds.
+pub struct Scripted(pub History);
 
-impl Told {
-    pub fn of(kind: Kind, permits: u32) -> Told {
-        Told(History { keys: vec![Key { name: "k".into(), kind, permits }], ..History::default() })
+impl Scripted {
+    pub fn of(kind: Kind, permits: u32) -> Scripted {
+        Scripted(History { keys: vec![Key { name: "k".into(), kind, permits }], ..History::default() })
     }
 
-    pub fn mutex() -> Told {
-        Told::of(Kind::Mutex, 1)
+    pub fn mutex() -> Scripted {
+        Scripted::of(Kind::Mutex, 1)
     }
 
     pub fn call(
@@ -23,18 +23,18 @@ impl Told {
         answered_ms: u64,
         call: Call,
         outcome: Outcome,
-    ) -> Told {
+    ) -> Scripted {
         let order = self.0.operations.len() as u64 + 1;
         let (sent_us, answered_us) = (sent_ms * 1000, answered_ms * 1000);
         self.0.operations.push(Operation { key: 0, owner, mode, sent_us, answered_us, order, call, outcome });
         self
     }
 
-    pub fn granted(self, owner: u64, mode: Mode, at_ms: u64, token: u64) -> Told {
+    pub fn granted(self, owner: u64, mode: Mode, at_ms: u64, token: u64) -> Scripted {
         self.call(owner, mode, at_ms, at_ms + 1, acquire(1, None, None), Outcome::Granted(token))
     }
 
-    pub fn released(self, owner: u64, mode: Mode, at_ms: u64, left: u64) -> Told {
+    pub fn released(self, owner: u64, mode: Mode, at_ms: u64, left: u64) -> Scripted {
         self.call(
             owner,
             mode,
