@@ -1,4 +1,4 @@
-//! Who may do what: the table in docs/operations/acl.md, tried by somebody who tries to do more.
+//! ACL rules: the table in docs/operations/acl.md, tested with users who try to do more than they may.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,7 +39,7 @@ fn rows() -> Vec<Row> {
         .collect()
 }
 
-/// The row of a command: `….` stands for any family.
+/// Finds the row of a command. In the table `….` stands for any family.
 fn row<'r>(rows: &'r [Row], command: &str) -> &'r Row {
     let (_, name) = command.split_once('.').expect("a family");
     let any = format!("….{name}");
@@ -54,7 +54,7 @@ fn commands(client: &mut Client) -> Vec<String> {
     reply.array().iter().map(|name| name.text().to_lowercase()).collect()
 }
 
-/// A command that is complete, under `lock:1`.
+/// A complete command on the key `lock:1`.
 fn example(command: &str) -> String {
     let mode = if command.starts_with("rrwlock") { " READ" } else { "" };
     let rest = match command.split_once('.').expect("a family").1 {
@@ -69,7 +69,7 @@ fn example(command: &str) -> String {
     format!("{command} lock:1{rest}")
 }
 
-/// A connection of a user with these rules and no others.
+/// A connection of a user with exactly these rules.
 #[track_caller]
 fn user(server: &Server, rules: &str) -> Client {
     let mut client = server.client();
@@ -82,7 +82,7 @@ fn is_refused(reply: &Reply) -> bool {
     matches!(reply, Reply::Error(line) if line.starts_with("NOPERM "))
 }
 
-/// Whether this server lets a module have a category of its own: Redis from 7.4 on, Valkey from 8 on.
+/// Whether modules can add ACL categories on this server: since Redis 7.4 and Valkey 8.
 #[track_caller]
 fn modules_have_categories(client: &mut Client) -> bool {
     let (is_valkey, version) = version_of(client);
@@ -90,7 +90,7 @@ fn modules_have_categories(client: &mut Client) -> bool {
 }
 
 #[test]
-fn each_command_needs_the_rights_to_its_keys_that_the_table_says() {
+fn commands_require_the_key_permissions_in_the_table() {
     let server = Server::start();
     let rows = rows();
     for command in commands(&mut server.client()) {
@@ -113,7 +113,7 @@ fn each_command_needs_the_rights_to_its_keys_that_the_table_says() {
 }
 
 #[test]
-fn each_command_is_in_the_categories_that_the_table_says() {
+fn commands_are_in_the_acl_categories_in_the_table() {
     let server = Server::start();
     let mut client = server.client();
     if client.info("redis_version").starts_with("7.0.") {
@@ -134,7 +134,7 @@ fn each_command_is_in_the_categories_that_the_table_says() {
 }
 
 #[test]
-fn who_may_not_do_what_is_dangerous_cannot_go_over_the_head_of_an_owner() {
+fn users_without_dangerous_commands_cannot_override_an_owner() {
     let server = Server::start();
     let mut operator = server.client();
     if operator.info("redis_version").starts_with("7.0.") {
@@ -167,7 +167,7 @@ fn who_may_not_do_what_is_dangerous_cannot_go_over_the_head_of_an_owner() {
 }
 
 #[test]
-fn no_client_may_use_the_effect_command_with_whatever_rights() {
+fn clients_cannot_run_the_effect_command_even_with_all_permissions() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire("job a PX 600000");
@@ -177,9 +177,10 @@ fn no_client_may_use_the_effect_command_with_whatever_rights() {
     assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
 }
 
-/// On a server whose users have databases. A grant after a wait asks for the same rights as one at once.
+/// For servers that can limit a user to some databases. A grant after a wait requires the same
+/// permissions as an immediate one.
 #[test]
-fn a_user_of_one_database_waits_there() {
+fn user_limited_to_one_database_can_wait_in_it() {
     let server = Server::start();
     let rules = "~* &* +@all db=1";
     if matches!(server.client().call(format!("ACL SETUSER worker reset on >secret {rules}")), Reply::Error(_)) {

@@ -1,4 +1,5 @@
-//! What comes and goes leaves nothing behind, and a server that has nothing to do does nothing.
+//! Memory and CPU use of an idle server: released locks leave no memory behind, and a server
+//! without work stays asleep.
 
 use std::fs;
 use std::thread;
@@ -8,10 +9,10 @@ use crate::support::{Client, Command, Server, eventually, free_port, module_path
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// A node that serves all slots.
+/// Starts a cluster node that serves all slots.
 #[track_caller]
 fn lone_node() -> Server {
-    // By default the bus would be 10000 above the server's port, which may be no port at all.
+    // The default is the server's port plus 10,000, which may be above 65,535.
     let node = Server::with(&["cluster-enabled yes", &format!("cluster-port {}", free_port()), "slowlog-max-len 0"]);
     let mut client = node.client();
     assert_eq!(client.call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
@@ -19,49 +20,51 @@ fn lone_node() -> Server {
     node
 }
 
-/// How many locks come and go in a round.
+/// Locks that one round creates and releases.
 const LOCKS: usize = 500;
 
-/// Locks that nobody has used before, each waited for on a channel of its own that nobody listens to. All have one slot.
+/// Creates and releases locks with new names. For each lock a waiter uses NOTIFY with a new channel
+/// that has no listener. All keys share one slot.
 #[track_caller]
-fn come_and_go(client: &mut Client, round: usize) {
+fn create_and_release(client: &mut Client, round: usize) {
     for first in (0..LOCKS).step_by(100) {
         let mut step: Vec<Command> = Vec::new();
         for number in first..first + 100 {
             let name = round * LOCKS + number;
-            // Each lease ends before all others, so the timer is set anew for each.
+            // Each lease expires before all earlier ones, so the timer is set again for each.
             let lease_ms = 36_000_000 - name;
-            let wait = format!("BLOCK 0 NOTIFY {{x}}nobody-hears-{name} REQ 1");
+            let wait = format!("BLOCK 0 NOTIFY {{x}}no-listener-{name} REQ 1");
             step.push(format!("RLOCK.ACQUIRE {{x}}lock-{name} a PX {lease_ms}").into());
             step.push(format!("RLOCK.ACQUIRE {{x}}lock-{name} b PX {lease_ms} {wait}").into());
             step.push(format!("RLOCK.RELEASE {{x}}lock-{name} a").into());
         }
         client.call_in_one_step(&step);
-        // Nobody has heard that `b` holds.
+        // No client received the message, so the module undoes the grant of `b`.
         eventually(SOON, || client.info_number("rlock_held") == 0 && client.info_number("rlock_notices_queued") == 0);
     }
     assert_eq!(client.info_number("rlock_waiting"), 0);
 }
 
 #[test]
-fn locks_waits_and_channels_that_come_and_go_leave_no_memory_behind() {
+fn released_locks_waits_and_channels_leave_no_memory() {
     const ROUNDS: usize = 10;
-    /// Less than the smallest piece of memory for each lock. A buffer of the server's may come to it.
+    /// Less than the smallest allocation for each lock, but enough for a buffer of the server.
     const SLACK: i64 = (ROUNDS * LOCKS) as i64 * 10;
     for server in [Server::with(&["slowlog-max-len 0"]), lone_node()] {
         let mut client = server.client();
-        // Whatever grows to its size once has it then.
-        (0..4).for_each(|round| come_and_go(&mut client, round));
+        // Warm up, so that buffers have their final size.
+        (0..4).for_each(|round| create_and_release(&mut client, round));
         let before = client.info_number("used_memory");
-        (4..4 + ROUNDS).for_each(|round| come_and_go(&mut client, round));
+        (4..4 + ROUNDS).for_each(|round| create_and_release(&mut client, round));
         let grown = client.info_number("used_memory") - before;
-        assert!(grown < SLACK, "{grown} bytes are left of {} locks", ROUNDS * LOCKS);
+        assert!(grown < SLACK, "{grown} bytes are left after {} locks", ROUNDS * LOCKS);
     }
 }
 
-/// Very much that ends at once is cleared in parts, by the replica as well.
+/// One step clears at most its budget of holders, so a large lock is cleared in parts, on the
+/// replica too.
 #[test]
-fn a_lock_with_many_holders_that_is_cleared_leaves_no_memory_on_a_replica() {
+fn clearing_a_lock_with_many_holders_frees_memory_on_a_replica() {
     const HOLDERS: usize = 20_000;
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
@@ -80,7 +83,7 @@ fn a_lock_with_many_holders_that_is_cleared_leaves_no_memory_on_a_replica() {
 }
 
 #[test]
-fn a_module_that_is_not_loaded_leaves_no_memory_behind() {
+fn failed_module_load_leaves_no_memory() {
     let server = Server::without_module(&["enable-module-command local", "slowlog-max-len 0"]);
     let mut client = server.client();
     let mut try_to_load = |times: usize| {
@@ -92,10 +95,10 @@ fn a_module_that_is_not_loaded_leaves_no_memory_behind() {
     };
     let before = try_to_load(10);
     let grown = try_to_load(50) - before;
-    assert!(grown < 50 * 100, "{grown} bytes are left of 50 attempts");
+    assert!(grown < 50 * 100, "{grown} bytes are left after 50 attempts");
 }
 
-/// How often the server has gone to sleep so far.
+/// How often the server process has gone to sleep so far.
 #[track_caller]
 fn sleeps(client: &mut Client) -> i64 {
     let path = format!("/proc/{}/status", client.info("process_id"));
@@ -109,58 +112,60 @@ fn used_seconds(client: &mut Client) -> f64 {
     ["used_cpu_user", "used_cpu_sys"].map(|field| client.info(field).parse::<f64>().expect("seconds")).iter().sum()
 }
 
-/// The server looks at the time ten times a second, and does little else. What the machine does beside it is not counted.
+/// Asserts that the server sleeps. It checks the time 10 times per second (`hz 10`) and does little
+/// else. Other load on the machine does not count.
 #[track_caller]
-pub fn assert_rests(server: &Server) {
+pub fn assert_sleeps(server: &Server) {
     const A_WHILE: Duration = Duration::from_millis(500);
     let mut client = server.client();
     let (slept, used) = (sleeps(&mut client), used_seconds(&mut client));
-    // Time itself: the subject.
+    // The test measures time, so it has to sleep.
     thread::sleep(A_WHILE);
     let (slept, used) = (sleeps(&mut client) - slept, used_seconds(&mut client) - used);
-    assert!(slept < 60, "it was woken {slept} times");
-    assert!(used < A_WHILE.as_secs_f64() / 4.0, "it has worked for {used} s");
+    assert!(slept < 60, "the server was woken {slept} times");
+    assert!(used < A_WHILE.as_secs_f64() / 4.0, "the server used {used} s of CPU time");
 }
 
 #[test]
-fn a_server_rests_when_all_messages_are_told_and_while_others_wait() {
+fn server_sleeps_after_sending_messages_and_while_requests_wait() {
     for server in [Server::start(), lone_node()] {
         let mut client = server.client();
         let mut messages = server.client();
         let is_cluster = client.info("cluster_enabled") == "1";
         messages.call(if is_cluster { "SSUBSCRIBE {x}answers" } else { "SUBSCRIBE {x}answers" });
         client.acquire("{x}job a PX 600000");
-        for (owner, channel) in [("b", "answers"), ("c", "answers"), ("d", "nobody-hears")] {
+        for (owner, channel) in [("b", "answers"), ("c", "answers"), ("d", "no-listener")] {
             let ask = format!("RLOCK.ACQUIRE {{x}}job {owner} PX 600000 BLOCK 0 NOTIFY {{x}}{channel} REQ 1");
             assert_eq!(client.call(ask), "WAITING");
         }
         client.call("RLOCK.RELEASE {x}job a");
         assert!(messages.reply().array()[2].text().starts_with("granted 1 "));
-        assert_rests(&server);
+        assert_sleeps(&server);
     }
 }
 
-/// A timer that a timer has started is measured in an `int` by most servers: in Redis 7.0 of microseconds.
+/// Most servers compute the delay of a timer that was started from a timer in an `int`; Redis 7.0
+/// does so in microseconds.
 #[test]
-fn a_server_rests_while_the_next_lease_ends_in_an_hour_or_in_a_year() {
+fn server_sleeps_while_the_next_lease_expires_in_an_hour_or_a_year() {
     for far_ms in [3_600_000u64, 30 * 86_400_000, 365 * 86_400_000] {
         let server = Server::start();
         let mut client = server.client();
         client.acquire(&format!("long a PX {far_ms}"));
         client.acquire("short a PX 50");
         eventually(SOON, || client.call("EXISTS short") == 0);
-        assert_rests(&server);
+        assert_sleeps(&server);
         client.acquire("prolonged a PX 50");
         client.call(format!("RLOCK.RENEW prolonged a PX {far_ms}"));
-        // Time itself: the timer has gone off once then.
+        // The timer has fired once by then.
         thread::sleep(Duration::from_millis(100));
-        assert_rests(&server);
+        assert_sleeps(&server);
     }
 }
 
-/// What is over there is for its primary to end, which does not come back.
+/// Only its primary may expire these leases, and the primary does not come back.
 #[test]
-fn a_replica_whose_primary_has_gone_rests_also_when_leases_are_over() {
+fn replica_without_primary_sleeps_after_leases_expire() {
     let primary = Server::start();
     let mut client = primary.client();
     client.acquire("in-the-snapshot a PX 4000");
@@ -174,5 +179,5 @@ fn a_replica_whose_primary_has_gone_rests_also_when_leases_are_over() {
         eventually(SOON, || on_replica.call(format!("RLOCK.PTTL {key}")) == -2);
     }
     assert_eq!(on_replica.call("EXISTS in-the-snapshot"), 1);
-    assert_rests(&replica);
+    assert_sleeps(&replica);
 }

@@ -1,4 +1,4 @@
-//! What is refused, in which words, and that nothing changes by it.
+//! Invalid commands: which error each one gets, and that none of them changes anything.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -6,19 +6,20 @@ use rand::{Rng, RngCore, SeedableRng};
 
 use crate::support::{Client, Command, Reply, Server, seed};
 
-/// All that a command could have changed. The lease is not in it since it runs; see `assert_refused`.
+/// Everything that a command could have changed, except the remaining lease, which counts down. See
+/// [`Refusals::expect`].
 #[track_caller]
 fn snapshot(client: &mut Client) -> Vec<String> {
     let mut state: Vec<_> = ["DEBUG DIGEST", "DBSIZE", "RLOCK.WAITERS job", "TYPE text"]
         .map(|command| format!("{:?}", client.call(command)))
         .to_vec();
-    let holder = client.holder("job").expect("it is held");
+    let holder = client.holder("job").expect("a holder");
     state.push(format!("{:?}", holder.identity()));
     state.push(client.info("rdb_changes_since_last_save"));
     state
 }
 
-/// A server where `a` holds `job` once and `text` is a string, and the check that each command is refused there.
+/// A server where `a` holds `job` once and `text` is a string. It checks that commands are refused.
 struct Refusals {
     _server: Server,
     client: Client,
@@ -35,7 +36,8 @@ impl Refusals {
         Refusals { _server: server, client, state }
     }
 
-    /// The command answers an error of that code whose text contains one of the words, and nothing has changed.
+    /// Asserts that the command fails with this code, that the error contains one of the words, and
+    /// that nothing has changed.
     #[track_caller]
     fn expect(&mut self, command: impl Into<Command>, code: &str, words: &[&str]) {
         let command = command.into();
@@ -43,18 +45,18 @@ impl Refusals {
         let reply = self.client.call(command.clone());
         let error = reply.expect_error(code).to_lowercase();
         let named = words.iter().any(|word| error.contains(word));
-        assert!(named, "{command:?} answers {error:?}, which names none of {words:?}");
-        assert_eq!(snapshot(&mut self.client), self.state, "{command:?} has changed something");
+        assert!(named, "{command:?} replies {error:?}, which contains none of {words:?}");
+        assert_eq!(snapshot(&mut self.client), self.state, "{command:?} changed something");
         let lease_after = self.client.call("RLOCK.PTTL job").int();
-        assert!(lease_after <= lease_before, "{command:?} has renewed");
-        assert!(lease_after > lease_before - 2000, "{command:?} has brought the deadline nearer");
+        assert!(lease_after <= lease_before, "{command:?} renewed the lease");
+        assert!(lease_after > lease_before - 2000, "{command:?} shortened the lease");
     }
 }
 
 const COMMANDS_WITH_A_LEASE: [&str; 2] = ["RLOCK.ACQUIRE job a", "RLOCK.RENEW job a"];
 
 #[test]
-fn a_wrong_number_of_arguments() {
+fn wrong_number_of_arguments_is_refused() {
     let mut refusals = Refusals::new();
     for command in [
         "RLOCK.ACQUIRE",
@@ -76,10 +78,10 @@ fn a_wrong_number_of_arguments() {
 }
 
 #[test]
-fn options_that_are_unknown_incomplete_or_given_twice() {
+fn unknown_incomplete_and_repeated_options_are_refused() {
     let mut refusals = Refusals::new();
     for command in [
-        // Unknown options, and those of other commands.
+        // Unknown options, and options of other commands.
         "RLOCK.ACQUIRE job a NOW",
         "RLOCK.ACQUIRE job a PX 1000 NOW",
         "RLOCK.ACQUIRE job a TOKEN 1",
@@ -95,7 +97,7 @@ fn options_that_are_unknown_incomplete_or_given_twice() {
         "RLOCK.WAITERS job 3",
         "RLOCK.INFO job a",
         "RLOCK.INFO job OWNER",
-        // Options without their value.
+        // Options without a value.
         "RLOCK.ACQUIRE job a PX",
         "RLOCK.ACQUIRE job a EX",
         "RLOCK.ACQUIRE job a BLOCK",
@@ -106,7 +108,7 @@ fn options_that_are_unknown_incomplete_or_given_twice() {
         "RLOCK.RENEW job a PX",
         "RLOCK.FORCERELEASE job TOKEN",
         "RLOCK.WAITERS job COUNT",
-        // Options given twice, in whatever letters.
+        // Repeated options, in upper and lower case.
         "RLOCK.ACQUIRE job a PX 1000 PX 1000",
         "RLOCK.ACQUIRE job a PX 1000 px 2000",
         "RLOCK.ACQUIRE job a BLOCK 1 BLOCK 1",
@@ -117,7 +119,7 @@ fn options_that_are_unknown_incomplete_or_given_twice() {
         "RLOCK.RENEW job a EX 10 EX 10",
         "RLOCK.FORCERELEASE job TOKEN 1 TOKEN 1",
         "RLOCK.WAITERS job COUNT 1 COUNT 1",
-        // Two ways to give one lease.
+        // Two options for the same lease.
         "RLOCK.ACQUIRE job a PX 1000 EX 1",
         "RLOCK.RENEW job a EX 1 PX 1000",
     ] {
@@ -126,7 +128,7 @@ fn options_that_are_unknown_incomplete_or_given_twice() {
 }
 
 #[test]
-fn an_error_names_the_argument_and_what_is_accepted() {
+fn error_names_the_argument_and_the_accepted_values() {
     let mut refusals = Refusals::new();
     for (command, words) in [
         ("RLOCK.ACQUIRE job a NOW", "unknown option 'now'; expected px, ex, block, notify, claim, session, req"),
@@ -147,7 +149,7 @@ fn an_error_names_the_argument_and_what_is_accepted() {
 }
 
 #[test]
-fn an_owner_may_be_named_like_an_option() {
+fn owner_may_have_the_name_of_an_option() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RLOCK.MACQUIRE 2 one two PX PX 60000").array();
@@ -155,7 +157,7 @@ fn an_owner_may_be_named_like_an_option() {
 }
 
 #[test]
-fn a_wrong_kind_of_lock_is_named() {
+fn error_names_the_kind_of_lock_under_the_key() {
     let mut refusals = Refusals::new();
     refusals.client.call("RSEMAPHORE.INIT permits 3");
     refusals.client.call("RFAIRLOCK.ACQUIRE fair a");
@@ -185,7 +187,7 @@ fn a_wrong_kind_of_lock_is_named() {
 }
 
 #[test]
-fn a_lease_out_of_range_or_not_a_number() {
+fn lease_out_of_range_or_not_a_number_is_refused() {
     let mut refusals = Refusals::new();
     for command in COMMANDS_WITH_A_LEASE {
         for (option, beyond_a_year) in [("PX", "31536000001"), ("EX", "31536001")] {
@@ -203,7 +205,7 @@ fn a_lease_out_of_range_or_not_a_number() {
 }
 
 #[test]
-fn other_numbers_out_of_range_or_not_numbers() {
+fn other_numbers_out_of_range_or_not_numbers_are_refused() {
     let mut refusals = Refusals::new();
     let too_big = "9223372036854775808";
     for number in ["-1", too_big, "x", "1.5"] {
@@ -222,7 +224,7 @@ fn other_numbers_out_of_range_or_not_numbers() {
 }
 
 #[test]
-fn an_owner_that_is_empty_or_too_long() {
+fn empty_or_too_long_owner_is_refused() {
     let mut refusals = Refusals::new();
     for owner in [Vec::new(), vec![b'o'; 513], vec![b'o'; 1 << 20]] {
         for name in ["RLOCK.ACQUIRE", "RLOCK.RELEASE", "RLOCK.RENEW", "RLOCK.HOLDS"] {
@@ -235,7 +237,7 @@ fn an_owner_that_is_empty_or_too_long() {
 }
 
 #[test]
-fn a_key_of_another_type() {
+fn key_of_another_type_is_refused() {
     let mut refusals = Refusals::new();
     for command in [
         "RLOCK.ACQUIRE text a",
@@ -250,12 +252,12 @@ fn a_key_of_another_type() {
     ] {
         refusals.expect(command, "WRONGTYPE", &["wrong kind of value"]);
     }
-    // And the other way round.
+    // Other commands refuse the key of a lock, too.
     refusals.expect("GET job", "WRONGTYPE", &["wrong kind of value"]);
     refusals.expect("LPUSH job x", "WRONGTYPE", &["wrong kind of value"]);
 }
 
-/// Words that get past the first checks more often than random bytes would.
+/// Words that get past the first checks more often than random bytes.
 const WORDS: [&str; 26] = [
     "PX",
     "EX",
@@ -285,7 +287,7 @@ const WORDS: [&str; 26] = [
     "18446744073709551615",
 ];
 
-/// Numbers that a random BLOCK is given: a long wait would only stop the flood.
+/// Values for a random BLOCK. A long wait would only slow the test down.
 const SHORT_WAITS: [&str; 4] = ["1", "2", "-1", "x"];
 
 fn random_command(random: &mut StdRng) -> Command {
@@ -323,7 +325,7 @@ fn random_command(random: &mut StdRng) -> Command {
 }
 
 #[test]
-fn a_hundred_thousand_random_commands_leave_the_server_alive() {
+fn server_survives_100_000_random_commands() {
     let mut random = StdRng::seed_from_u64(seed());
     let mut server = Server::with_aof(&["appendfsync no"]);
     let mut client = server.client();
@@ -338,15 +340,15 @@ fn a_hundred_thousand_random_commands_leave_the_server_alive() {
                 Reply::Error(line) => {
                     refused += 1;
                     let code = line.split(' ').next().unwrap_or_default();
-                    assert!(known.contains(&code), "{command:?} answers {line}");
+                    assert!(known.contains(&code), "{command:?} replies {line}");
                 }
                 Reply::Int(_) => granted += 1,
                 _ => {}
             }
         }
     }
-    assert!(granted > 1000 && refused > 1000, "{granted} granted and {refused} refused: a poor mix");
+    assert!(granted > 1000 && refused > 1000, "a poor mix: {granted} granted and {refused} refused");
     server.assert_alive();
-    // What the commands have propagated can be read back.
+    // The restart reads the effects of these commands back.
     server.kill_and_restart();
 }

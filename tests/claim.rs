@@ -1,4 +1,4 @@
-//! CLAIM: a hold that begins after a wait has to be claimed.
+//! CLAIM: the owner has to claim a hold that was granted after a wait.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ const SOON: Duration = Duration::from_secs(5);
 
 const MINUTE_MS: i64 = 60_000;
 
-/// The time until the lock expires.
+/// The time until the lock expires, in milliseconds.
 #[track_caller]
 fn left_ms(client: &mut Client) -> i64 {
     client.call("RLOCK.PTTL job").int()
 }
 
-/// `b` was granted the lock after a wait, and has not claimed it.
+/// `b` is granted the lock after a wait, and has not claimed it.
 #[track_caller]
 fn granted_after_a_wait(server: &Server, claim_ms: u32) -> (Client, i64) {
     let mut client = server.client();
@@ -27,7 +27,7 @@ fn granted_after_a_wait(server: &Server, claim_ms: u32) -> (Client, i64) {
 
 /// Rule C1.
 #[test]
-fn a_hold_that_nobody_claims_ends_with_the_claim() {
+fn unclaimed_hold_expires_after_the_claim_time() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut client, _) = granted_after_a_wait(&server, 300);
         assert!(left_ms(&mut client) <= 300);
@@ -40,7 +40,7 @@ fn a_hold_that_nobody_claims_ends_with_the_claim() {
 
 /// Rule C2.
 #[test]
-fn renew_claims_for_the_lease_of_the_acquire_or_for_its_own() {
+fn renew_claims_for_its_own_lease_or_that_of_the_acquire() {
     for server in Server::for_each(EXCLUSIVE) {
         for (renew, lease_ms) in [("", MINUTE_MS), (" PX 30000", 30_000)] {
             let (mut client, token) = granted_after_a_wait(&server, 20_000);
@@ -54,7 +54,7 @@ fn renew_claims_for_the_lease_of_the_acquire_or_for_its_own() {
 
 /// Rule C2.
 #[test]
-fn a_repeated_request_claims_by_its_id_and_by_once() {
+fn repeated_request_claims_with_req_or_once() {
     for server in Server::for_each(REENTRANT) {
         for option in ["REQ 7", "ONCE"] {
             let mut client = server.client();
@@ -73,13 +73,13 @@ fn a_repeated_request_claims_by_its_id_and_by_once() {
 
 /// Rule C3.
 #[test]
-fn a_grant_without_a_wait_needs_no_claim() {
+fn immediate_grant_needs_no_claim() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000 BLOCK 0 CLAIM 300");
         assert!(left_ms(&mut client) > 300);
         client.call("LOCK.RELEASE job a");
-        // In a transaction BLOCK is one attempt.
+        // In a transaction BLOCK is a single attempt.
         client.transaction("LOCK.ACQUIRE job a PX 60000 BLOCK 0 CLAIM 300");
         assert!(left_ms(&mut client) > 300);
     }
@@ -87,7 +87,7 @@ fn a_grant_without_a_wait_needs_no_claim() {
 
 /// Rule C3.
 #[test]
-fn who_comes_when_it_is_its_turn_need_not_claim() {
+fn queued_owner_that_acquires_at_its_turn_needs_no_claim() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -99,7 +99,7 @@ fn who_comes_when_it_is_its_turn_need_not_claim() {
 
 /// Rule C4.
 #[test]
-fn a_hold_that_the_owner_has_already_keeps_its_lease() {
+fn claim_does_not_shorten_an_existing_hold() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT job 2");
@@ -114,7 +114,7 @@ fn a_hold_that_the_owner_has_already_keeps_its_lease() {
 
 /// Rules C2, C5.
 #[test]
-fn of_several_keys_mrenew_claims_all_and_renew_one() {
+fn mrenew_claims_all_keys_and_renew_claims_one() {
     let server = Server::start();
     let mut client = server.client();
     let mut granted = |server: &Server| {
@@ -139,7 +139,7 @@ fn of_several_keys_mrenew_claims_all_and_renew_one() {
 
 /// Rule C5.
 #[test]
-fn a_claim_without_a_wait_or_beyond_the_lease_is_an_error() {
+fn claim_without_a_wait_or_longer_than_the_lease_is_refused() {
     let server = Server::start();
     let mut client = server.client();
     let (no_wait, longer) = ("CLAIM requires BLOCK", "is longer than the lease, which is");
@@ -148,7 +148,7 @@ fn a_claim_without_a_wait_or_beyond_the_lease_is_an_error() {
         ("RLOCK.ACQUIRE job a PX 60000 CLAIM 300", no_wait),
         ("RFAIRLOCK.ACQUIRE job a QUEUE 1000 CLAIM 300", no_wait),
         ("RLOCK.ACQUIRE job a PX 1000 BLOCK 0 CLAIM 1001", longer),
-        // The lease without PX is that of the configuration.
+        // Without PX the lease is the configured default.
         ("RLOCK.ACQUIRE job a BLOCK 0 CLAIM 30001", longer),
         ("RLOCK.ACQUIRE job a BLOCK 0 CLAIM 0", "CLAIM takes an integer from 1"),
     ] {
@@ -160,7 +160,7 @@ fn a_claim_without_a_wait_or_beyond_the_lease_is_an_error() {
 
 /// Rule C6.
 #[test]
-fn a_claim_is_due_also_on_a_replica_and_after_a_restart_or_a_restore() {
+fn claim_deadline_survives_replication_restart_and_restore() {
     let mut server = Server::with_aof(&["appendfsync always"]);
     let replica = Server::replica_of(&server, &[]);
     let (mut client, token) = granted_after_a_wait(&server, 20_000);
@@ -178,7 +178,7 @@ fn a_claim_is_due_also_on_a_replica_and_after_a_restart_or_a_restore() {
     assert!(left_ms(&mut client) <= 20_001);
     for key in ["job", "copy"] {
         let left = client.call(format!("RLOCK.RENEW {key} b TOKEN {token}")).int();
-        assert!(left > 20_001, "the lease of the ACQUIRE is remembered: {left}");
+        assert!(left > 20_001, "the lease of the ACQUIRE is kept: {left}");
     }
     replica.client().call("REPLICAOF NO ONE");
     let left = replica.client().call(format!("RLOCK.RENEW job b TOKEN {token}")).int();
@@ -187,7 +187,7 @@ fn a_claim_is_due_also_on_a_replica_and_after_a_restart_or_a_restore() {
 
 /// Rule C1.
 #[test]
-fn timed_six_vanished_waiters_cost_the_next_one_their_claims_and_not_their_leases() {
+fn timed_six_vanished_waiters_delay_the_next_one_by_their_claims_not_their_leases() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -198,7 +198,7 @@ fn timed_six_vanished_waiters_cost_the_next_one_their_claims_and_not_their_lease
         let mut next = server.waiter("LOCK.ACQUIRE job b PX 30000 BLOCK 0 CLAIM 300");
         let watch = Stopwatch::start();
         client.call("LOCK.RELEASE job a");
-        next.reply_within(Duration::from_secs(30)).expect("an answer").int();
+        next.reply_within(Duration::from_secs(30)).expect("a reply").int();
         watch.assert_took_ms(1790..3000, "six claims");
         assert_eq!(client.info_number("rlock_unclaimed"), 6);
     }

@@ -1,4 +1,4 @@
-//! A slot moves to another node while locks in it are held and waited for.
+//! A slot moves to another node while its locks are held and waited for.
 
 use std::io::ErrorKind;
 use std::thread;
@@ -10,13 +10,13 @@ const SOON: Duration = Duration::from_secs(20);
 
 #[track_caller]
 pub fn assert_still_waiting(waiter: &mut Client) {
-    // Time itself: so long the module had to do the wrong thing.
+    // A module that grants by mistake has 50 ms to do so.
     let answer = waiter.reply_within(Duration::from_millis(50));
     assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
 #[test]
-fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
+fn lock_moves_with_its_slot_and_waiters_get_moved_once() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
@@ -29,7 +29,8 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
     let migrate = format!("MIGRATE 127.0.0.1 {} job 0 5000", target.port());
     assert_eq!(on_source.call(migrate), "OK");
-    // The name looks free here now. Whoever were granted it would hold it beside the owner on the other node.
+    // The key looks free here now. If a waiter were granted the lock here, it would hold it beside
+    // the owner on the other node.
     assert_still_waiting(&mut waiter);
     on_source.call("RLOCK.ACQUIRE job c").expect_error("ASK");
 
@@ -40,7 +41,7 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     assert_eq!(on_source.info_number("rlock_waiting"), 0);
     assert_eq!(on_source.info_number("rlock_held"), 0);
 
-    let holder = on_target.holder("job").expect("it is held");
+    let holder = on_target.holder("job").expect("a holder");
     assert_eq!(holder.identity(), ("a", 2, token));
     assert!(holder.lease_ms > 50_000, "{holder:?}");
     let mut waiter = target.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
@@ -48,9 +49,9 @@ fn a_lock_moves_with_its_slot_and_its_waiters_get_moved_once() {
     assert!(waiter.reply().int() > token);
 }
 
-/// At the node that the slot leaves, a key that is gone may have gone ahead; at the other one the slot is not there yet.
+/// On the source a missing key may already have moved; on the target the slot has not arrived yet.
 #[test]
-fn who_waits_for_a_key_that_is_deleted_while_its_slot_moves_is_granted_when_that_is_over() {
+fn waiter_for_a_key_deleted_during_a_slot_move_is_granted_after_the_move() {
     let nodes = two_nodes();
     let mut clients = nodes.each_ref().map(|node| node.client());
     let [source_id, target_id] = clients.each_mut().map(|client| client.call("CLUSTER MYID").text());
@@ -81,10 +82,11 @@ fn who_waits_for_a_key_that_is_deleted_while_its_slot_moves_is_granted_when_that
     at_source.reply().expect_error("MOVED");
 }
 
-/// While a command runs, a server takes every key for one of that command's slot. A lock that is granted in such a moment in another slot would lie
-/// where nobody finds it, and be given to the next who asks.
+/// While a command runs, the server files every key it touches under that command's slot. A lock
+/// granted in another slot at that moment would be stored where no lookup finds it, and the next
+/// client would be granted it again.
 #[test]
-fn a_command_leaves_what_can_be_granted_in_another_slot_to_the_timer() {
+fn command_leaves_grants_in_another_slot_to_the_timer() {
     const SETS: usize = 200;
     let [node, _other] = two_nodes();
     let mut client = node.client();
@@ -101,27 +103,28 @@ fn a_command_leaves_what_can_be_granted_in_another_slot_to_the_timer() {
         let asks = format!("RLOCK.MACQUIRE 3 {keys} w{set} PX 60000 BLOCK 0 NOTIFY {{there}}answers REQ {set}");
         assert_eq!(client.call(asks), "WAITING");
     }
-    // Together they may grant so much, and the rest is left. What comes then may do a little more.
+    // Together these releases use up the budget of one step, so some waiters are left. The MACQUIRE
+    // that follows may do a little more work.
     let mut step: Vec<Command> = (1..=SETS).map(|set| format!("RLOCK.RELEASE {{there}}{set} holder").into()).collect();
     step.push("INFO rlock".into());
     step.push("RLOCK.MACQUIRE 2 {here}1 {here}2 a PX 60000".into());
     step.push(format!("CLUSTER COUNTKEYSINSLOT {slot}").into());
     let replies = client.call_in_one_step(&step);
-    assert!(!replies[SETS].text().contains("rlock_waiting:0\r"), "some are left for the command");
-    assert_eq!(replies[SETS + 2], 2, "keys beside those of the command");
+    assert!(!replies[SETS].text().contains("rlock_waiting:0\r"), "some waiters are left for the next command");
+    assert_eq!(replies[SETS + 2], 2, "other keys in the command's slot");
     eventually(SOON, || client.info_number("rlock_waiting") == 0);
     assert_eq!((count(&mut client, "here"), count(&mut client, "there")), (2, 3 * SETS as i64));
     for set in 1..=SETS {
-        assert_eq!(client.call(format!("RLOCK.ACQUIRE {{there}}{set} intruder")), Reply::Nil, "of {set}");
+        assert_eq!(client.call(format!("RLOCK.ACQUIRE {{there}}{set} intruder")), Reply::Nil, "set {set}");
     }
 }
 
 #[test]
-fn a_node_grants_nothing_while_its_cluster_is_down() {
+fn node_grants_nothing_while_its_cluster_is_down() {
     let bus = format!("cluster-port {}", free_port());
     let node = Server::with(&["cluster-enabled yes", &bus]);
     let mut client = node.client();
-    // The slot of the key is here, but others are nowhere.
+    // The node serves the key's slot, but no node serves the slots above 10,000.
     assert_eq!(client.call("CLUSTER ADDSLOTSRANGE 0 10000"), "OK");
     let slot = client.call("CLUSTER KEYSLOT job").int();
     assert!(slot < 10000, "{slot}");
@@ -135,15 +138,16 @@ fn a_node_grants_nothing_while_its_cluster_is_down() {
     }
 }
 
-/// New requests the server itself refuses. What ends meanwhile, and who waits for it without a blocked connection, is left to the module.
+/// The server itself refuses new requests. The module has to handle leases that expire meanwhile,
+/// and waiters without a blocked connection.
 #[test]
-fn what_ends_while_the_cluster_is_down_is_granted_when_it_is_up_again() {
+fn lock_freed_while_the_cluster_is_down_is_granted_when_it_is_up() {
     granted_when_the_cluster_is_up_again("no");
 }
 
-/// To look at the cluster is not to write to it.
+/// `cluster-allow-reads-when-down` must not make the module grant locks.
 #[test]
-fn what_ends_while_one_may_read_from_a_cluster_that_is_down_is_granted_when_it_is_up_again() {
+fn lock_freed_while_a_down_cluster_allows_reads_is_granted_when_it_is_up() {
     granted_when_the_cluster_is_up_again("yes");
 }
 
@@ -152,9 +156,9 @@ fn granted_when_the_cluster_is_up_again(allow_reads_when_down: &str) {
     let setting = format!("CONFIG SET cluster-allow-reads-when-down {allow_reads_when_down}");
     assert_eq!(node.client().call(setting), "OK");
     let (mut client, mut holder) = (node.client(), node.client());
-    let keys = ["{job}lapses", "{job}closes"];
-    client.acquire("{job}lapses a PX 1000");
-    let lapses_at = Instant::now() + Duration::from_millis(1000);
+    let keys = ["{job}expires", "{job}closes"];
+    client.acquire("{job}expires a PX 1000");
+    let expires_at = Instant::now() + Duration::from_millis(1000);
     holder.acquire("{job}closes a PX 60000 SESSION 0");
     let mut blocked = keys.map(|key| node.blocked_waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0")));
     let mut notified = keys.map(|key| node.notified_waiter(format!("RLOCK.ACQUIRE {key} c PX 60000 BLOCK 0")));
@@ -162,14 +166,14 @@ fn granted_when_the_cluster_is_up_again(allow_reads_when_down: &str) {
         assert_eq!(client.call(change), "OK");
         eventually(SOON, || client.call("CLUSTER INFO").text().contains(&format!("cluster_state:{state}")));
     };
-    // One slot that nobody serves is enough.
+    // One unserved slot is enough to take the cluster down.
     wait_for_state("CLUSTER DELSLOTS 0", "fail");
     drop(holder);
     for waiter in &mut blocked {
         waiter.reply().expect_error("CLUSTERDOWN");
     }
-    // Time itself: a lease and a session are over then.
-    thread::sleep(lapses_at.saturating_duration_since(Instant::now()));
+    // By then the lease has expired and the session has ended.
+    thread::sleep(expires_at.saturating_duration_since(Instant::now()));
     notified.iter_mut().for_each(assert_still_waiting);
     assert_eq!(node.client().info_number("rlock_waiting"), 2);
     wait_for_state("CLUSTER ADDSLOTS 0", "ok");
@@ -179,7 +183,7 @@ fn granted_when_the_cluster_is_up_again(allow_reads_when_down: &str) {
 }
 
 #[test]
-fn a_node_without_the_slot_answers_moved() {
+fn node_without_the_slot_replies_moved() {
     let [source, target] = two_nodes();
     let mut client = target.client();
     for command in ["RLOCK.ACQUIRE job a BLOCK 0", "RLOCK.RELEASE job a", "RLOCK.HOLDS job a", "RLOCK.MACQUIRE 1 job a"]
@@ -190,7 +194,7 @@ fn a_node_without_the_slot_answers_moved() {
 }
 
 #[test]
-fn many_keys_are_in_one_slot() {
+fn macquire_keys_must_be_in_one_slot() {
     let [source, _target] = two_nodes();
     let mut client = source.client();
     for command in ["RLOCK.MACQUIRE 2 x y a", "RLOCK.MRELEASE 2 x y a", "RLOCK.MRENEW 2 x y a"] {
@@ -204,9 +208,9 @@ fn many_keys_are_in_one_slot() {
     assert_eq!(client.call("RLOCK.MRELEASE 2 {job}:2 {job}:1 b").array().len(), 2);
 }
 
-/// The server finds the node by the first key. Of the others only some may be there.
+/// The server picks the node by the first key. Only some of the other keys may be there.
 #[test]
-fn many_keys_of_a_slot_that_moves_are_granted_and_given_back_when_it_has_moved() {
+fn macquire_during_a_slot_move_works_after_the_move() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
@@ -221,7 +225,7 @@ fn many_keys_of_a_slot_that_moves_are_granted_and_given_back_when_it_has_moved()
         on_source.call(command).expect_error("TRYAGAIN");
     }
     for command in ["RLOCK.MRELEASE 2 {job}:1 {job}:2 a", "RLOCK.MACQUIRE 2 {job}:1 {job}:2 b"] {
-        // Some servers look at the first key only.
+        // Some servers check the first key only.
         let refused = on_source.call(command);
         let is_sent_on =
             ["ASK ", "TRYAGAIN "].iter().any(|code| matches!(&refused, Reply::Error(line) if line.starts_with(code)));
@@ -238,9 +242,10 @@ fn many_keys_of_a_slot_that_moves_are_granted_and_given_back_when_it_has_moved()
     assert_eq!(on_target.call("DBSIZE"), 0);
 }
 
-/// I/O threads look for the keys of requests that they have read, before these are known to be requests at all.
+/// I/O threads look for the keys of requests that they have read, before the main thread has
+/// checked the requests.
 #[test]
-fn requests_for_many_keys_that_io_threads_read_do_no_harm() {
+fn io_threads_can_read_malformed_macquire_requests() {
     const CLIENTS: usize = 16;
     const ROUNDS: usize = 200;
     let bus = format!("cluster-port {}", free_port());
@@ -272,14 +277,14 @@ fn requests_for_many_keys_that_io_threads_read_do_no_harm() {
             });
         }
     });
-    // The server still writes what it does.
+    // The server still writes its append-only file.
     let before = client.info_number("aof_current_size");
     client.acquire("job a PX 60000");
     eventually(SOON, || client.info_number("aof_current_size") > before);
 }
 
 #[test]
-fn a_waiter_for_many_keys_is_sent_after_its_slot() {
+fn macquire_waiter_is_redirected_after_a_slot_move() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());
@@ -289,7 +294,7 @@ fn a_waiter_for_many_keys_is_sent_after_its_slot() {
     on_target.call(format!("CLUSTER SETSLOT {slot} IMPORTING {}", ids[0]));
     on_source.call(format!("CLUSTER SETSLOT {slot} MIGRATING {}", ids[1]));
     assert_eq!(on_source.call(format!("MIGRATE 127.0.0.1 {} {{job}}:1 0 5000", target.port())), "OK");
-    // Both names look free here now.
+    // Both keys look free here now.
     assert_still_waiting(&mut waiter);
     for client in [&mut on_target, &mut on_source] {
         assert_eq!(client.call(format!("CLUSTER SETSLOT {slot} NODE {}", ids[1])), "OK");
@@ -299,7 +304,7 @@ fn a_waiter_for_many_keys_is_sent_after_its_slot() {
 }
 
 #[test]
-fn a_waiter_is_sent_after_its_slot_whatever_braces_its_key_has() {
+fn waiter_is_redirected_after_a_slot_move_whatever_braces_its_key_has() {
     let [source, target] = two_nodes();
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let ids = [&mut on_source, &mut on_target].map(|client| client.call("CLUSTER MYID").text());

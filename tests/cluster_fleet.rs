@@ -1,4 +1,5 @@
-//! Three primaries with a replica each: locks through a cluster client, a slot that moves, a planned and an unplanned failover.
+//! Three primaries with one replica each: locks through a cluster client, slot moves, planned and
+//! unplanned failovers.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -9,21 +10,21 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A blocked client knows in that time that its lock is served elsewhere.
+/// A blocked client learns within this time that another node serves its lock.
 const NO_LONGER_THAN_MS: u64 = 2000;
 
-/// The values of a slot that moves: a held lock with waiters, a fair lock with a queue of connected and detached places, and one value for each
-/// option that is stored.
+/// The keys of a slot that moves: a held lock with waiters, a fair lock with connected and detached
+/// places, and one key for each option that is stored.
 struct Loaded {
     slot: i64,
     token: i64,
     fair_token: i64,
     blocked: Vec<Client>,
-    /// Of [`WITH_OPTIONS`].
+    /// Digests of the keys in [`WITH_OPTIONS`].
     digests: Reply,
 }
 
-/// A hold with a note, a kept lock, a semaphore with an idle time, and a place with a grace of its own.
+/// A hold with a note, a kept lock, a semaphore with an idle time, and a place with its own grace.
 const WITH_OPTIONS: &str = "{x}noted {x}kept {x}idle {x}grace";
 
 const KEEP_MS: i64 = 90_000;
@@ -62,25 +63,25 @@ fn load_slot(source: &Server) -> Loaded {
 }
 
 impl Loaded {
-    /// Each blocked client is sent to the new node, or told that its wait is over.
+    /// Each blocked client is redirected to the new node, or told that its wait has ended.
     #[track_caller]
     fn assert_sent_on(&mut self, watch: &Stopwatch, code: &str) {
         for waiter in &mut self.blocked {
-            // Who waits for a message hears of it by the end of its subscription.
+            // A waiter with NOTIFY learns of the move when its subscription ends.
             waiter.reply().expect_error(if waits_by_notify() { "UNBLOCKED" } else { code });
         }
         watch.assert_took_ms(0..NO_LONGER_THAN_MS, code);
     }
 
-    /// The new node has the locks as they were, and serves those who ask again, in the old order.
+    /// The new node has the same locks, and serves the waiters that ask again in their old order.
     #[track_caller]
     fn assert_served_by(&self, target: &Server) {
         let mut client = target.client();
-        assert_eq!(client.holder("{x}lock").expect("it is held").identity(), ("a", 2, self.token));
-        assert_eq!(client.holder("{x}fair").expect("it is held").identity(), ("a", 1, self.fair_token));
-        assert_eq!(digests(&mut client), self.digests, "note, KEEP, IDLE and GRACE have moved");
+        assert_eq!(client.holder("{x}lock").expect("a holder").identity(), ("a", 2, self.token));
+        assert_eq!(client.holder("{x}fair").expect("a holder").identity(), ("a", 1, self.fair_token));
+        assert_eq!(digests(&mut client), self.digests, "note, KEEP, IDLE and GRACE moved");
         assert!((1..=KEEP_MS).contains(&client.call("RLOCK.PTTL {x}kept").int()));
-        // A node settles what it was given a moment after the slot is its own.
+        // A node reconciles imported keys a moment after it owns the slot.
         eventually(SOON, || client.places("{x}fair") == FAIR_QUEUE.map(|owner| format!("{owner} detached")));
 
         let mut b = target.waiter("RLOCK.ACQUIRE {x}lock b PX 60000 BLOCK 0");
@@ -89,7 +90,7 @@ impl Loaded {
         let mut last = b.reply().int();
         assert!(last > self.token);
 
-        // They come back in another order than they stand.
+        // The owners reconnect in another order than their places have.
         let mut newcomer = target.waiter("RFAIRLOCK.ACQUIRE {x}fair newcomer PX 60000 BLOCK 0");
         let ask = |owner| target.waiter(format!("RFAIRLOCK.ACQUIRE {{x}}fair {owner} PX 60000 BLOCK 0"));
         let mut returning = [ask("p4"), ask("p2"), ask("p1"), ask("p3")];
@@ -104,25 +105,25 @@ impl Loaded {
     }
 }
 
-/// The replica of the node that has the locks now has them too.
+/// The replica of the current primary has the locks, too.
 #[track_caller]
 fn assert_replicated(cluster: &Cluster, loaded: &Loaded) {
     let (primary, replica) = (cluster.primary_of("{x}lock"), cluster.replica_of("{x}lock"));
     replica.catch_up_with(primary);
     let mut client = replica.client();
     assert_eq!(client.call("READONLY"), "OK");
-    assert_eq!(client.holder("{x}lock").expect("it is held").identity(), ("a", 2, loaded.token));
+    assert_eq!(client.holder("{x}lock").expect("a holder").identity(), ("a", 2, loaded.token));
     assert_eq!(client.places("{x}fair").len(), FAIR_QUEUE.len());
 }
 
-/// Places wait for their owners longer than a busy machine needs to move a slot.
+/// Sets a grace that is longer than a busy machine needs to move a slot.
 fn lengthen_grace(cluster: &Cluster) {
     for node in cluster.nodes() {
         assert_eq!(node.client().call("CONFIG SET rlock.fair-grace-ms 60000"), "OK");
     }
 }
 
-/// Nobody is granted the lock, whichever node is asked, and not even by a retry.
+/// No node grants the lock to another owner, not even after a retry.
 #[track_caller]
 fn assert_held_once(nodes: [&Server; 2], blocked: &mut [Client]) {
     for node in nodes {
@@ -135,14 +136,14 @@ fn assert_held_once(nodes: [&Server; 2], blocked: &mut [Client]) {
         }
     }
     for waiter in blocked {
-        // Time itself: so long a node had to do the wrong thing.
+        // A node that grants by mistake has 20 ms to do so.
         let answer = waiter.reply_within(Duration::from_millis(20));
         assert_eq!(answer.unwrap_err().kind(), ErrorKind::TimedOut);
     }
 }
 
 #[test]
-fn locks_go_round_through_a_cluster_client() {
+fn locks_work_through_a_cluster_client() {
     let cluster = Cluster::start();
     let mut client = cluster.client();
     let mut last_token = 0;
@@ -150,7 +151,7 @@ fn locks_go_round_through_a_cluster_client() {
     for number in 0..12 {
         let key = format!("job-{number}");
         let token = client.call(format!("RLOCK.ACQUIRE {key} a PX 60000")).int();
-        assert!(token > last_token, "one clock, so tokens rise over all nodes");
+        assert!(token > last_token, "tokens rise across nodes, which share one clock");
         let primary = cluster.primary_of(&key);
         ports.push(primary.port());
         let mut b = primary.waiter(format!("RLOCK.ACQUIRE {key} b PX 60000 BLOCK 0"));
@@ -161,11 +162,11 @@ fn locks_go_round_through_a_cluster_client() {
     }
     ports.sort_unstable();
     ports.dedup();
-    assert_eq!(ports.len(), 3, "the keys lie on all primaries");
+    assert_eq!(ports.len(), 3, "the keys are spread over all primaries");
 }
 
 #[test]
-fn a_slot_moves_with_its_locks_and_its_fair_queue() {
+fn slot_moves_with_its_locks_and_fair_queue() {
     let cluster = Cluster::start();
     lengthen_grace(&cluster);
     let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
@@ -182,7 +183,7 @@ fn a_slot_moves_with_its_locks_and_its_fair_queue() {
     migrate.0[3] = Vec::new();
     assert_eq!(on_source.call(migrate), "OK");
     assert_held_once([source, target], &mut loaded.blocked);
-    // A client that follows ASK reaches the lock in the middle of the move.
+    // A client that follows ASK reaches the lock during the move.
     on_source.call("RLOCK.RELEASE {x}lock a").expect_error("ASK");
     let mut roaming = cluster.client();
     assert_eq!(roaming.call("RLOCK.HOLDS {x}lock a"), 2);
@@ -198,9 +199,10 @@ fn a_slot_moves_with_its_locks_and_its_fair_queue() {
     loaded.assert_served_by(target);
 }
 
-/// Newer servers move a slot by themselves. Valkey 9 is told at the source, Redis 8.4 at the target.
+/// Newer servers can move a slot atomically. Valkey 9 takes the command at the source, Redis 8.4 at
+/// the target.
 #[track_caller]
-fn move_by_itself(slot: i64, source: &mut Client, target: &mut Client) -> Option<()> {
+fn move_slot_atomically(slot: i64, source: &mut Client, target: &mut Client) -> Option<()> {
     let id = target.call("CLUSTER MYID").text();
     let commands = [
         (source, format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {id}")),
@@ -217,13 +219,13 @@ fn move_by_itself(slot: i64, source: &mut Client, target: &mut Client) -> Option
 }
 
 #[test]
-fn a_slot_that_the_server_moves_by_itself_takes_its_locks_along() {
+fn atomic_slot_move_takes_its_locks_along() {
     let cluster = Cluster::start();
     lengthen_grace(&cluster);
     let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
     let (mut on_source, mut on_target) = (source.client(), target.client());
     let mut loaded = load_slot(source);
-    if move_by_itself(loaded.slot, &mut on_source, &mut on_target).is_none() {
+    if move_slot_atomically(loaded.slot, &mut on_source, &mut on_target).is_none() {
         skipped_here("the server moves no slot by itself");
         return;
     }
@@ -235,9 +237,10 @@ fn a_slot_that_the_server_moves_by_itself_takes_its_locks_along() {
     eventually(SOON, || on_source.info_number("rlock_held") == 0);
 }
 
-/// A server looks at each client that waits about once a second, and sends it on then. Who was not looked at waits for the slot that is back.
+/// A server checks each blocked client about once per second, and redirects it then. If the slot is
+/// back before the check, the client's request is served here.
 #[test]
-fn a_slot_that_moves_by_itself_and_is_back_at_once_serves_who_has_waited_on() {
+fn waiters_are_served_or_redirected_when_a_slot_moves_away_and_back() {
     const LOCKS: usize = 8;
     let nodes = two_nodes();
     let [mut here, mut there] = nodes.each_ref().map(Server::client);
@@ -250,23 +253,23 @@ fn a_slot_that_moves_by_itself_and_is_back_at_once_serves_who_has_waited_on() {
             nodes[0].blocked_waiter(format!("RLOCK.ACQUIRE {{x}}{lock} b PX 600000 BLOCK 0"))
         })
         .collect();
-    if move_by_itself(slot, &mut here, &mut there).is_none() {
+    if move_slot_atomically(slot, &mut here, &mut there).is_none() {
         skipped_here("the server moves no slot by itself");
         return;
     }
     for lock in 0..LOCKS {
         eventually(SOON, || there.call(format!("RLOCK.RELEASE {{x}}{lock} a")) == 0);
     }
-    move_by_itself(slot, &mut there, &mut here);
+    move_slot_atomically(slot, &mut there, &mut here);
     eventually(SOON, || !matches!(here.call("EXISTS {x}"), Reply::Error(_)));
     for waiter in &mut waiters {
-        let answer = waiter.reply_within(SOON).expect("it is sent on, or served");
+        let answer = waiter.reply_within(SOON).expect("the waiter is redirected or served");
         assert!(matches!(answer, Reply::Int(_) | Reply::Error(_)), "{answer:?}");
     }
 }
 
 #[test]
-fn a_planned_failover_takes_over_what_is_held_and_ends_the_waits() {
+fn planned_failover_keeps_holds_and_ends_waits() {
     let cluster = Cluster::start();
     lengthen_grace(&cluster);
     let (old, new) = (cluster.primary_of("{x}lock"), cluster.replica_of("{x}lock"));
@@ -280,21 +283,21 @@ fn a_planned_failover_takes_over_what_is_held_and_ends_the_waits() {
         assert!(matches!(answer, Reply::Error(_)), "{answer:?}");
     }
     watch.assert_took_ms(0..NO_LONGER_THAN_MS, "an error");
-    // The other nodes hear of it by and by.
+    // The other nodes learn of it over time.
     let mut client = new.client();
     eventually(SOON, || client.info("role") == "master" && client.call("EXISTS {x}lock") == 1);
     loaded.assert_served_by(new);
 }
 
 #[test]
-fn a_replica_takes_over_from_a_primary_that_is_killed() {
+fn replica_takes_over_from_a_killed_primary() {
     let mut cluster = Cluster::start();
     lengthen_grace(&cluster);
     let old = cluster.primary_of("{x}lock").port();
     let new = cluster.replica_of("{x}lock").port();
     let mut loaded = load_slot(cluster.primary_of("{x}lock"));
     let mut client = cluster.node_mut(old).client();
-    client.acquire("{x}lapsing a PX 500");
+    client.acquire("{x}expiring a PX 500");
     assert_eq!(client.call("WAIT 1 10000"), 1);
 
     cluster.node_mut(old).kill();
@@ -303,9 +306,9 @@ fn a_replica_takes_over_from_a_primary_that_is_killed() {
     }
     let mut on_new = cluster.node_mut(new).client();
     eventually(SOON, || on_new.info("role") == "master");
-    // A cluster client finds it, and the lease that lapsed meanwhile is given on.
+    // A cluster client finds the new primary, which grants the lock whose lease expired meanwhile.
     let mut roaming = cluster.client_of(new);
-    assert!(roaming.call("RLOCK.ACQUIRE {x}lapsing b PX 60000 BLOCK 0").int() > loaded.token);
+    assert!(roaming.call("RLOCK.ACQUIRE {x}expiring b PX 60000 BLOCK 0").int() > loaded.token);
     loaded.assert_served_by(cluster.node_mut(new));
 
     cluster.node_mut(old).restart_in_place(&[]);

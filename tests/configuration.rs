@@ -1,4 +1,4 @@
-//! What an operator sets and what an operator sees.
+//! Settings of the module, INFO counters and COMMAND GETKEYS.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::support::{Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Name, default, a value to set, and values that are out of range.
+/// Name, default, another valid value, and invalid values.
 const OPTIONS: [(&str, &str, &str, &[&str]); 9] = [
     ("default-lease-ms", "30000", "5000", &["0", "-1", "31536000001"]),
     ("max-waiters", "1000000", "10", &["-1"]),
@@ -20,7 +20,7 @@ const OPTIONS: [(&str, &str, &str, &[&str]); 9] = [
 ];
 
 #[test]
-fn every_option_has_its_default_and_can_be_changed() {
+fn each_option_has_its_default_and_can_be_changed() {
     let server = Server::start();
     let mut client = server.client();
     for (name, default, other, wrong) in OPTIONS {
@@ -38,7 +38,7 @@ fn every_option_has_its_default_and_can_be_changed() {
 }
 
 #[test]
-fn options_are_taken_as_arguments_of_loadmodule() {
+fn options_can_be_arguments_of_loadmodule() {
     for (name, _, other, _) in OPTIONS {
         let server = Server::with_module_arguments(&format!("{name} {other}"), &[]);
         let reply = server.client().call(format!("CONFIG GET rlock.{name}"));
@@ -53,7 +53,7 @@ fn options_are_taken_as_arguments_of_loadmodule() {
 }
 
 #[test]
-fn options_are_taken_from_the_configuration_file() {
+fn options_can_be_lines_of_the_configuration_file() {
     let server = Server::with(&["rlock.default-lease-ms 7000"]);
     let mut client = server.client();
     client.acquire("job a");
@@ -62,7 +62,7 @@ fn options_are_taken_from_the_configuration_file() {
 }
 
 #[test]
-fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
+fn invalid_loadmodule_argument_stops_the_load_and_is_logged() {
     for (arguments, culprit) in [
         (
             "no-such-option 1",
@@ -75,7 +75,7 @@ fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
         ("max-waiters 10 default-lease-ms 31536000001", "default-lease-ms"),
     ] {
         let Err(log) = Server::try_start(arguments, &[]) else {
-            panic!("it has started with {arguments:?}");
+            panic!("the server started with {arguments:?}");
         };
         let mut own_lines = log.lines().filter(|line| line.contains("rlock: "));
         assert!(own_lines.any(|line| line.contains(culprit)), "{arguments}:\n{log}");
@@ -84,13 +84,13 @@ fn a_wrong_argument_of_loadmodule_refuses_to_load_and_is_named_in_the_log() {
 }
 
 #[test]
-fn the_log_says_which_version_was_loaded() {
+fn log_shows_the_loaded_version() {
     let server = Server::start();
     assert!(server.log().contains(concat!("rlock: version ", env!("CARGO_PKG_VERSION"), ", commit ")));
 }
 
 #[test]
-fn the_default_lease_may_change_while_locks_are_held() {
+fn default_lease_may_change_while_locks_are_held() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("before a");
@@ -98,12 +98,12 @@ fn the_default_lease_may_change_while_locks_are_held() {
     client.acquire("after a");
     assert!(client.call("RLOCK.PTTL before").int() <= 30_000);
     assert!(client.call("RLOCK.PTTL after").int() > 80_000);
-    // What the hold was last given is remembered, not what the default is now.
+    // RENEW uses the lease that the hold was granted with, not the current default.
     assert!(client.call("RLOCK.RENEW before a").int() <= 30_000);
 }
 
 #[test]
-fn info_counts_what_happens() {
+fn info_counts_grants_waits_and_releases() {
     let server = Server::start();
     let mut client = server.client();
     let mut observer = server.client();
@@ -122,7 +122,7 @@ fn info_counts_what_happens() {
         let mut seen = [0; 9];
         eventually(SOON, || {
             seen = fields.map(|field| observer.info_number(field));
-            // What is settled by the timer may be a moment late; a wrong count stays wrong.
+            // Work of the timer may show a moment later. A wrong count stays wrong.
             seen == counts || seen[1] == counts[1] && seen[0] == counts[0]
         });
         assert_eq!(seen, counts, "{what}: {fields:?}");
@@ -131,21 +131,21 @@ fn info_counts_what_happens() {
     client.acquire("job a PX 60000");
     expect("a grant", [1, 0, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!(client.call("RLOCK.ACQUIRE job b"), Reply::Nil);
-    expect("a denied try", [1, 0, 1, 0, 0, 0, 0, 0, 0]);
+    expect("a denied attempt", [1, 0, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!(client.call("RLOCK.ACQUIRE job b BLOCK 1"), Reply::Nil);
     expect("a timeout", [1, 0, 1, 0, 1, 0, 0, 0, 0]);
     let mut b = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     let c = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
     expect("two waiters", [1, 2, 1, 0, 1, 0, 0, 0, 0]);
     drop(c);
-    expect("a waiter has gone", [1, 1, 1, 0, 1, 0, 0, 0, 1]);
+    expect("a waiter disconnected", [1, 1, 1, 0, 1, 0, 0, 0, 1]);
     client.call("RLOCK.RELEASE job a");
     b.reply().int();
     expect("a hand-over", [1, 0, 1, 1, 1, 0, 0, 1, 1]);
     client.call("RLOCK.FORCERELEASE job");
     expect("a forced release", [0, 0, 1, 1, 1, 0, 1, 1, 1]);
     client.acquire("job d PX 1500");
-    expect("a grant to expire", [1, 0, 2, 1, 1, 0, 1, 1, 1]);
+    expect("a grant with a short lease", [1, 0, 2, 1, 1, 0, 1, 1, 1]);
     eventually(SOON, || client.call("EXISTS job") == 0);
     expect("an expiry", [0, 0, 2, 1, 1, 1, 1, 1, 1]);
     client.acquire("job e");
@@ -154,7 +154,7 @@ fn info_counts_what_happens() {
 }
 
 #[test]
-fn held_is_right_whatever_removes_the_locks() {
+fn held_count_is_right_however_locks_are_removed() {
     let server = Server::start();
     let mut client = server.client();
     for removal in ["FLUSHALL", "FLUSHALL ASYNC", "DEL one two", "UNLINK one two", "DEBUG RELOAD"] {
@@ -170,7 +170,7 @@ fn held_is_right_whatever_removes_the_locks() {
 }
 
 #[test]
-fn clients_can_ask_where_the_key_of_each_command_is() {
+fn command_getkeys_finds_the_key_of_each_command() {
     let server = Server::start();
     let mut client = server.client();
     for command in [

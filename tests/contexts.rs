@@ -1,4 +1,5 @@
-//! Where a command is run: in transactions and scripts, on replicas, under ACLs, without memory, during a pause.
+//! Contexts in which commands run: transactions, scripts, other modules, replicas, ACL users,
+//! without memory, during a pause.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ const WRITING_COMMANDS: [&str; 6] = [
 const READING_COMMANDS: [&str; 4] = ["RLOCK.HOLDS job a", "RLOCK.PTTL job", "RLOCK.INFO job", "RLOCK.WAITERS job"];
 
 #[test]
-fn block_in_transactions_and_scripts_is_one_try() {
+fn block_in_transactions_and_scripts_is_one_attempt() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -40,7 +41,7 @@ fn block_in_transactions_and_scripts_is_one_try() {
 }
 
 #[test]
-fn every_command_answers_the_same_in_transactions_and_scripts() {
+fn commands_return_the_same_in_transactions_and_scripts() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let ways: [fn(&mut Client, &str) -> Reply; 3] =
@@ -61,9 +62,9 @@ fn every_command_answers_the_same_in_transactions_and_scripts() {
     }
 }
 
-/// Another module calls on behalf of nobody whose connection could close or hear a message.
+/// A call by another module has no connection that could close or receive a message.
 #[test]
-fn another_module_can_hold_a_lock_without_a_session_and_never_waits() {
+fn module_calls_can_hold_a_lock_without_a_session_and_never_wait() {
     let server = Server::with(&[&format!("loadmodule {}", calling_module().display())]);
     let mut client = server.client();
     for options in ["SESSION 1000", "BLOCK 0 NOTIFY answers REQ 1"] {
@@ -83,18 +84,18 @@ fn another_module_can_hold_a_lock_without_a_session_and_never_waits() {
     let token = client.call("CALLER.CALL RLOCK.ACQUIRE job a PX 60000").int();
     assert_eq!(client.call("CALLER.CALL RLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);
     assert_eq!(client.info_number("rlock_waiting"), 0);
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+    assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
     assert_eq!(client.call("CALLER.CALL RLOCK.RELEASE job a"), 0);
 }
 
-/// How another module makes calls that may block: in its own name, and in that of the user who asks.
-/// Redis 7.0 makes none.
+/// The commands of the calling module that may block: in the module's own name, and in that of the
+/// calling user. Redis 7.0 has none.
 fn blocking_calls(client: &mut Client) -> &'static [&'static str] {
     if client.call("CALLER.WAIT PING") == "PONG" { &["CALLER.WAIT", "CALLER.BOTH"] } else { &[] }
 }
 
 #[test]
-fn block_through_a_module_that_may_wait_is_one_try() {
+fn block_in_a_module_call_is_one_attempt() {
     for family in EXCLUSIVE {
         let server = server_with_a_calling_module(Server::with, &[]).speaking(*family);
         let mut client = server.client();
@@ -117,7 +118,7 @@ fn block_through_a_module_that_may_wait_is_one_try() {
 }
 
 #[test]
-fn block_of_many_keys_through_a_module_that_may_wait_is_one_try() {
+fn macquire_with_block_in_a_module_call_is_one_attempt() {
     let server = server_with_a_calling_module(Server::with, &[]);
     let mut client = server.client();
     let calls = blocking_calls(&mut client);
@@ -136,9 +137,10 @@ fn block_of_many_keys_through_a_module_that_may_wait_is_one_try() {
     }
 }
 
-/// A client stays in the database that a module has selected for it. In a transaction not all servers say so.
+/// A client stays in the database that a module has selected for it. In a transaction some servers
+/// do not report the new database.
 #[test]
-fn a_lock_is_in_the_database_that_another_module_has_selected() {
+fn commands_use_the_database_selected_by_another_module() {
     let server = server_with_a_calling_module(Server::with, &[]);
     let (mut client, mut there) = (server.client(), server.client());
     there.call("SELECT 1");
@@ -177,13 +179,13 @@ fn a_lock_is_in_the_database_that_another_module_has_selected() {
     assert_eq!(c.reply().array().len(), 2);
     eventually(SOON, || there.call("EXISTS short") == 0);
     let mut original = server.client();
-    assert_eq!(original.holder("one").expect("it is held").owner, "x");
+    assert_eq!(original.holder("one").expect("a holder").owner, "x");
     assert_eq!(client.call("RLOCK.HOLDS one b"), 1);
 }
 
-/// Keys are created and deleted in the middle of a change.
+/// The server creates and deletes keys in the middle of a change by the module.
 #[test]
-fn commands_of_the_module_are_refused_in_the_event_of_a_new_key() {
+fn commands_in_the_event_of_a_new_key_are_refused() {
     let server = server_with_a_calling_module(Server::with, &[]);
     let mut client = server.client();
     client.acquire("held a PX 60000");
@@ -201,7 +203,7 @@ fn commands_of_the_module_are_refused_in_the_event_of_a_new_key() {
 }
 
 #[test]
-fn a_lock_that_is_deleted_in_the_event_of_another_one_is_handed_over() {
+fn lock_deleted_in_the_event_of_another_key_is_handed_over() {
     let server = server_with_a_calling_module(Server::with, &[]);
     let mut client = server.client();
     for event in ["NEW", "DELETED"] {
@@ -226,7 +228,8 @@ fn server_with_a_calling_module(start: impl FnOnce(&[&str]) -> Server, lines: &[
     start(&[lines, &[module.as_str()]].concat())
 }
 
-/// A server with another module that runs a command when a key expires, which no regular look finds before a command does.
+/// A server with another module that runs a command when a key expires. Active expiry is off, so
+/// the next command on the key triggers it.
 fn server_with_a_listener(expired_key: &str, command: &str) -> Server {
     let server = server_with_a_calling_module(Server::with, &[]);
     let mut client = server.client();
@@ -237,9 +240,9 @@ fn server_with_a_listener(expired_key: &str, command: &str) -> Server {
     server
 }
 
-/// The key is free when the request comes, and held when it is decided.
+/// The key is free when the request arrives, and held when the module opens it.
 #[test]
-fn a_lock_that_another_module_takes_while_its_key_is_opened_is_not_given_twice() {
+fn lock_acquired_by_another_module_during_open_is_not_granted_twice() {
     let server = server_with_a_listener("job", "RLOCK.ACQUIRE job b PX 60000");
     let mut client = server.client();
     assert_eq!(client.call("RLOCK.ACQUIRE job a PX 60000"), Reply::Nil);
@@ -247,9 +250,9 @@ fn a_lock_that_another_module_takes_while_its_key_is_opened_is_not_given_twice()
     assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
 }
 
-/// What came there while the key was opened is somebody else's.
+/// The module must not overwrite a value that appears while it opens the key.
 #[test]
-fn a_value_that_another_module_puts_there_while_the_key_is_opened_stays() {
+fn value_set_by_another_module_during_open_is_not_overwritten() {
     let server = server_with_a_listener("job", "SET job text");
     let mut client = server.client();
     client.call("RLOCK.ACQUIRE job a PX 60000").expect_error("WRONGTYPE");
@@ -258,7 +261,7 @@ fn a_value_that_another_module_puts_there_while_the_key_is_opened_stays() {
 
 /// The first key is open when the second one expires.
 #[test]
-fn a_lock_that_another_module_deletes_while_it_is_open_is_made_anew() {
+fn open_lock_deleted_by_another_module_is_created_again() {
     let server = server_with_a_listener("two", "DEL one");
     let mut client = server.client();
     let first = client.acquire("one a PX 60000");
@@ -271,9 +274,10 @@ fn a_lock_that_another_module_deletes_while_it_is_open_is_made_anew() {
     assert_eq!(client.call("DBSIZE"), 0);
 }
 
-/// In a cluster the timer first asks whether the key is served here. The server finds then that it has expired.
+/// In a cluster the timer first asks the server whether this node serves the key. The server then
+/// notices that the key has expired.
 #[test]
-fn what_another_module_does_when_the_timer_finds_an_expired_key_outlives_a_restart() {
+fn changes_by_another_module_during_the_timer_survive_a_restart() {
     let bus = format!("cluster-port {}", free_port());
     let mut server = server_with_a_calling_module(Server::with_aof, &["cluster-enabled yes", &bus]);
     let mut client = server.client();
@@ -291,9 +295,9 @@ fn what_another_module_does_when_the_timer_finds_an_expired_key_outlives_a_resta
     assert_eq!(client.call("RLOCK.HOLDS {job}:2 b"), 1);
 }
 
-/// Rule P1. Of a fair lock too, whose place goes when writing is possible again.
+/// Rule P1. A fair lock ends the wait, too, although its place is removed only after the pause.
 #[test]
-fn a_wait_ends_on_time_while_writes_are_paused_and_nobody_is_granted_meanwhile() {
+fn wait_times_out_during_a_pause_and_nothing_is_granted() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 300");
@@ -310,7 +314,7 @@ fn a_wait_ends_on_time_while_writes_are_paused_and_nobody_is_granted_meanwhile()
 }
 
 #[test]
-fn a_replica_refuses_to_decide_also_when_it_is_writable() {
+fn replica_refuses_to_grant_even_if_writable() {
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
     let token = primary.client().acquire("job a PX 60000");
@@ -322,13 +326,13 @@ fn a_replica_refuses_to_decide_also_when_it_is_writable() {
             client.call(command).expect_error("READONLY");
             client.eval(command).expect_error("READONLY");
         }
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
         assert_eq!(client.call("DBSIZE"), 1);
     }
 }
 
 #[test]
-fn a_replica_shows_what_the_primary_shows() {
+fn replica_shows_the_same_locks_as_the_primary() {
     let primary = Server::start();
     let mut on_primary = primary.client();
     let mut acquire_all = |name| {
@@ -339,7 +343,7 @@ fn a_replica_shows_what_the_primary_shows() {
             on_primary.acquire(&format!("{} a PX 60000", family.key(name)));
         }
     };
-    // Some locks come with the first synchronisation, the others in the stream.
+    // Some locks come with the first synchronisation, others in the stream.
     acquire_all("early");
     let replica = Server::replica_of(&primary, &[]);
     acquire_all("job");
@@ -348,8 +352,8 @@ fn a_replica_shows_what_the_primary_shows() {
     let mut on_replica = replica.client();
     for (family, name) in ALL.iter().flat_map(|family| ["early", "job"].map(|name| (family, name))) {
         let key = family.key(name);
-        let original = on_primary.holder(&key).expect("it is held");
-        let copy = on_replica.holder(&key).expect("it is held there too");
+        let original = on_primary.holder(&key).expect("a holder");
+        let copy = on_replica.holder(&key).expect("a holder on the replica");
         assert_eq!(copy.identity(), original.identity());
         assert_eq!(copy.holds, 2);
         assert!((copy.lease_ms - original.lease_ms).abs() < 1000, "{copy:?} and {original:?}");
@@ -357,12 +361,12 @@ fn a_replica_shows_what_the_primary_shows() {
         assert_eq!(on_replica.call(format!("LOCK.HOLDS {key} a")), original.holds);
         assert!((50_001..=60_000).contains(&on_replica.call(format!("LOCK.PTTL {key}")).int()));
     }
-    // Waiting is with the primary alone.
+    // Only the primary knows its blocked waiters.
     assert_eq!(on_replica.call(format!("RLOCK.WAITERS {}", MUTEX.key("job"))), Reply::Array(vec![]));
 }
 
 #[test]
-fn a_lapsed_lease_shows_nowhere_on_a_replica_which_waits_for_the_primary_to_end_it() {
+fn replica_hides_an_expired_lease_until_the_primary_ends_it() {
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
     let (mut on_primary, mut on_replica) = (primary.client(), replica.client());
@@ -383,7 +387,7 @@ fn a_lapsed_lease_shows_nowhere_on_a_replica_which_waits_for_the_primary_to_end_
         eventually(SOON, || on_replica.call(format!("LOCK.PTTL {key}")) == -2);
         assert_eq!(on_replica.call(format!("LOCK.HOLDS {key} a")), 0);
         assert_eq!(on_replica.holder(&key), None);
-        assert_eq!(on_replica.call(format!("EXISTS {key}")), 1, "a replica has expired a lock by itself");
+        assert_eq!(on_replica.call(format!("EXISTS {key}")), 1, "a replica must not remove a lock by itself");
     }
     on_primary.call("CLIENT UNPAUSE");
     for family in TRANSIENT {
@@ -392,7 +396,7 @@ fn a_lapsed_lease_shows_nowhere_on_a_replica_which_waits_for_the_primary_to_end_
 }
 
 #[test]
-fn a_promoted_replica_takes_over_the_leases() {
+fn promoted_replica_expires_leases() {
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
     let mut on_primary = primary.client();
@@ -429,7 +433,7 @@ fn a_promoted_replica_takes_over_the_leases() {
 }
 
 #[test]
-fn a_demotion_sends_the_waiters_away() {
+fn demotion_ends_waits_with_unblocked() {
     let (server, other) = (Server::start(), Server::start());
     let mut client = server.client();
     client.acquire("job a PX 60000");
@@ -443,19 +447,20 @@ fn a_demotion_sends_the_waiters_away() {
     assert_eq!(client.info_number("rlock_waiting"), 0);
 }
 
-/// Watches `job`, does something over another connection, and says whether the transaction still runs.
+/// Watches `job`, runs `action` over another connection, and returns whether the transaction
+/// still runs.
 #[track_caller]
-fn watch_survives(server: &Server, happening: impl FnOnce(&mut Client)) -> bool {
+fn watch_survives(server: &Server, action: impl FnOnce(&mut Client)) -> bool {
     let (mut watcher, mut other) = (server.client(), server.client());
     assert_eq!(watcher.call("WATCH job"), "OK");
-    happening(&mut other);
+    action(&mut other);
     watcher.call("MULTI");
     watcher.call("PING");
     watcher.call("EXEC") != Reply::Nil
 }
 
 #[test]
-fn watch_of_any_of_the_keys_of_a_request_for_many_is_broken() {
+fn macquire_and_mrelease_break_a_watch_of_any_key() {
     let server = Server::start();
     for keys in ["job other", "other job"] {
         assert!(!watch_survives(&server, |client| {
@@ -468,7 +473,7 @@ fn watch_of_any_of_the_keys_of_a_request_for_many_is_broken() {
 }
 
 #[test]
-fn watch_is_broken_by_a_change_and_not_by_a_denied_try() {
+fn watch_is_broken_by_a_change_but_not_by_a_denied_attempt() {
     let server = Server::start();
     let mut client = server.client();
     assert!(!watch_survives(&server, |other| {
@@ -491,17 +496,17 @@ fn watch_is_broken_by_a_change_and_not_by_a_denied_try() {
         assert!(!watch_survives(&server, |other| drop(other.call(change))), "{change}");
     }
     client.acquire("job a PX 100");
-    let lapse = |other: &mut Client| eventually(SOON, || other.call("EXISTS job") == 0);
-    assert!(!watch_survives(&server, lapse), "the end of a lease");
+    let expire = |other: &mut Client| eventually(SOON, || other.call("EXISTS job") == 0);
+    assert!(!watch_survives(&server, expire), "an expired lease");
 
     client.acquire("job a PX 500");
     let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    assert!(!watch_survives(&server, |_| drop(waiter.reply())), "a hand-over at the end of a lease");
+    assert!(!watch_survives(&server, |_| drop(waiter.reply())), "a hand-over after an expired lease");
 }
 
-/// What docs/guarantees.md says of WATCH, while the timer has no chance to remove the hold.
+/// WATCH as described in docs/guarantees.md, while the timer has no chance to remove the hold.
 #[test]
-fn watch_is_broken_by_the_next_grant_and_not_by_the_deadline_itself() {
+fn watch_is_broken_by_the_next_grant_but_not_by_the_deadline() {
     let expire = ["LOCK.ACQUIRE job a PX 200", "WATCH job", "LOCK.HOLDS job a", "DEBUG SLEEP 0.25", "LOCK.HOLDS job a"];
     let write = ["MULTI", "SET text written", "EXEC"];
     for server in Server::for_each(EXCLUSIVE) {
@@ -509,7 +514,7 @@ fn watch_is_broken_by_the_next_grant_and_not_by_the_deadline_itself() {
         let step: Vec<Command> = expire.iter().chain(&write).map(|command| (*command).into()).collect();
         let replies = client.call_in_one_step(&step);
         assert_eq!((&replies[2], &replies[4]), (&Reply::Int(1), &Reply::Int(0)), "the lease expires in between");
-        assert_eq!(replies[7].array(), ["OK"], "nobody else has the lock");
+        assert_eq!(replies[7].array(), ["OK"], "no other owner has the lock");
         eventually(SOON, || client.info_number("rlock_expired") == 1);
 
         let grant = ["LOCK.ACQUIRE job b PX 60000"];
@@ -522,7 +527,7 @@ fn watch_is_broken_by_the_next_grant_and_not_by_the_deadline_itself() {
 }
 
 #[test]
-fn watch_is_broken_by_the_removal_of_a_hold_that_had_expired_before() {
+fn watch_is_broken_by_the_removal_of_an_earlier_expired_hold() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut watcher, mut other) = (server.client(), server.client());
         let step = ["LOCK.ACQUIRE job a PX 20", "DEBUG SLEEP 0.05", "WATCH job", "LOCK.HOLDS job a"].map(Command::from);
@@ -535,7 +540,7 @@ fn watch_is_broken_by_the_removal_of_a_hold_that_had_expired_before() {
 }
 
 #[test]
-fn key_permissions_of_a_user_count() {
+fn key_permissions_of_a_user_apply() {
     let server = Server::start();
     let mut admin = server.client();
     admin.call("ACL SETUSER worker on >secret ~a:* +@all");
@@ -551,7 +556,7 @@ fn key_permissions_of_a_user_count() {
 }
 
 #[test]
-fn a_user_who_may_only_read_keys_can_look_and_not_lock() {
+fn user_with_read_permission_can_inspect_but_not_acquire() {
     let server = Server::start();
     let mut admin = server.client();
     admin.call("ACL SETUSER viewer on >secret %R~* +@all");
@@ -567,7 +572,7 @@ fn a_user_who_may_only_read_keys_can_look_and_not_lock() {
 }
 
 #[test]
-fn without_memory_nothing_is_acquired_and_what_is_held_can_end() {
+fn without_memory_acquire_is_refused_and_release_works() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 20000");
@@ -586,21 +591,21 @@ fn without_memory_nothing_is_acquired_and_what_is_held_can_end() {
     assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
     assert!(client.call("RLOCK.RENEW job a PX 60000").int() > 50_000);
     assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    assert!(waiter.reply().int() > 0, "who waits already is served");
+    assert!(waiter.reply().int() > 0, "an earlier waiter is served");
     assert_eq!(client.call("RLOCK.RELEASE job c"), 0);
     assert_eq!(client.call("RLOCK.FORCERELEASE other"), 1);
     assert_eq!(client.call("DBSIZE"), 0);
 }
 
 #[test]
-fn only_effects_are_propagated_with_their_token_and_never_a_request() {
+fn effects_are_propagated_and_requests_never() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     client.acquire("job a PX 60000");
     let before = propagated(&server).len();
-    for nothing_happens in ["RLOCK.ACQUIRE job b", "RLOCK.RELEASE job b", "RLOCK.INFO job"] {
-        client.call(nothing_happens);
-        client.eval(nothing_happens);
+    for unchanged in ["RLOCK.ACQUIRE job b", "RLOCK.RELEASE job b", "RLOCK.INFO job"] {
+        client.call(unchanged);
+        client.eval(unchanged);
     }
     assert_eq!(propagated(&server).len(), before);
 
@@ -619,7 +624,7 @@ fn only_effects_are_propagated_with_their_token_and_never_a_request() {
 }
 
 #[test]
-fn no_client_can_send_an_effect() {
+fn clients_cannot_send_effects() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     client.acquire("job a PX 60000");

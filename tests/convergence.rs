@@ -1,4 +1,5 @@
-//! A replica has the state of its primary, whatever was done and whatever the replica missed meanwhile.
+//! A replica has the same state as its primary, whatever commands ran and whatever the replica
+//! missed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,14 +10,14 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::support::{
-    Command, Server, any_key, any_lock_command, at_length, eventually, move_changes_the_database, seed, shown,
+    Command, Server, any_key, any_lock_command, at_length, describe_lock, eventually, move_changes_the_database, seed,
 };
 
 const SOON: Duration = Duration::from_secs(20);
 const CLIENTS: usize = 4;
 const DATABASES: usize = 2;
 
-/// Commands in one write. One that waits holds up those behind it.
+/// Commands in one write. A command that waits delays those behind it.
 const BATCH: usize = 50;
 
 const KEYS: usize = 30;
@@ -25,7 +26,7 @@ fn random_command(random: &mut StdRng) -> String {
     let (key, other_key) = (any_key(random, KEYS), any_key(random, KEYS));
     match random.random_range(0..1000) {
         0..910 => {
-            // Some leases end during the run, others are there at each comparison.
+            // Some leases expire during the run, others are still held at each comparison.
             let lease_ms =
                 if random.random() { random.random_range(1..50) } else { random.random_range(60_000..600_000) };
             any_lock_command(random, KEYS, lease_ms, 100)
@@ -43,45 +44,46 @@ fn random_command(random: &mut StdRng) -> String {
     }
 }
 
-/// Several connections at once send so many random commands together, and more until `happening` has come to an end.
-fn rage<R>(primary: &Server, seed: u64, commands: usize, happening: impl FnOnce() -> R) -> R {
-    let over = AtomicBool::new(false);
+/// Several connections together send at least `commands` random commands, and continue until
+/// `action` returns.
+fn run_random_commands<R>(primary: &Server, seed: u64, commands: usize, action: impl FnOnce() -> R) -> R {
+    let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for number in 0..CLIENTS {
-            let over = &over;
+            let stop = &stop;
             scope.spawn(move || {
                 let mut random = StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(number as u64));
                 let mut client = primary.client();
                 let mut batches = 0;
-                while batches < commands / CLIENTS / BATCH || !over.load(Ordering::Relaxed) {
+                while batches < commands / CLIENTS / BATCH || !stop.load(Ordering::Relaxed) {
                     let batch: Vec<_> = (0..BATCH).map(|_| Command::from(random_command(&mut random))).collect();
                     client.call_in_one_step(&batch);
                     batches += 1;
                 }
             });
         }
-        let _over = Over(&over);
-        happening()
+        let _stop = StopOnDrop(&stop);
+        action()
     })
 }
 
-/// Ends the commands also when what happens meanwhile fails.
-struct Over<'o>(&'o AtomicBool);
+/// Stops the commands even if `action` panics.
+struct StopOnDrop<'o>(&'o AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Stops all writing for a while and compares everything.
+/// Pauses all writes and compares everything.
 #[track_caller]
 fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
     let mut original = primary.client();
     original.call("CLIENT PAUSE 60000 WRITE");
     let mut compared = 0;
     for replica in replicas {
-        // Also one that gets the stream from another replica.
+        // A replica may also receive the stream from another replica.
         replica.catch_up_with(primary);
         let mut copy = replica.client();
         for db in 0..DATABASES {
@@ -92,9 +94,9 @@ fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
                 let key = format!("lock-{number}");
                 let digest = format!("DEBUG DIGEST-VALUE {key}");
                 assert_eq!(copy.call(digest.as_str()), original.call(digest.as_str()), "{key} in {db}");
-                // A lease may end between the two looks; after it they agree again.
-                eventually(SOON, || shown(&mut copy, &key) == shown(&mut original, &key));
-                compared += usize::from(shown(&mut original, &key).len() > 3);
+                // A lease may expire between the two calls. Afterwards they agree again.
+                eventually(SOON, || describe_lock(&mut copy, &key) == describe_lock(&mut original, &key));
+                compared += usize::from(describe_lock(&mut original, &key).len() > 3);
             }
         }
         assert_eq!(copy.call("DEBUG DIGEST"), original.call("DEBUG DIGEST"));
@@ -108,39 +110,40 @@ fn assert_same(primary: &Server, replicas: &[&Server]) -> usize {
 }
 
 #[test]
-fn a_replica_is_like_its_primary_whatever_it_missed() {
+fn replica_equals_its_primary_whatever_it_missed() {
     let seed = seed();
     let share = at_length(25_000, 250_000);
-    // Large enough for what a replica misses while it is away.
+    // Large enough for everything that a replica misses while it is away.
     let primary = Server::with(&["repl-backlog-size 64mb", "client-output-buffer-limit replica 0 0 0"]);
     let first = Server::replica_of(&primary, &[]);
     let mut observer = primary.client();
-    rage(&primary, seed, share, || ());
+    run_random_commands(&primary, seed, share, || ());
     let mut compared = assert_same(&primary, &[&first]);
 
-    let late = rage(&primary, seed + 1, share, || Server::replica_of(&primary, &[]));
+    let late = run_random_commands(&primary, seed + 1, share, || Server::replica_of(&primary, &[]));
     compared += assert_same(&primary, &[&first, &late]);
 
-    first.while_stopped(|| rage(&primary, seed + 2, share, || ()));
+    first.while_stopped(|| run_random_commands(&primary, seed + 2, share, || ()));
     compared += assert_same(&primary, &[&first, &late]);
 
-    // Both lose their link, and get what they missed meanwhile.
+    // Both replicas lose their connection, and then receive what they missed.
     let full = observer.info_number("sync_full");
-    rage(&primary, seed + 3, share, || {
+    run_random_commands(&primary, seed + 3, share, || {
         for _ in 0..3 {
             let before = observer.info_number("sync_partial_ok");
             assert_eq!(observer.call("CLIENT KILL TYPE replica"), 2);
             eventually(SOON, || observer.info_number("sync_partial_ok") == before + 2);
-            // A replica that is cut off before it has heard of that begins anew.
+            // A replica that is disconnected before its partial synchronisation ends would start a
+            // full one.
             for replica in [&first, &late] {
                 eventually(SOON, || replica.client().info("master_link_status") == "up");
             }
         }
     });
     compared += assert_same(&primary, &[&first, &late]);
-    assert_eq!(observer.info_number("sync_full"), full, "each link was restored without a new load");
+    assert_eq!(observer.info_number("sync_full"), full, "each link was restored without a full synchronisation");
 
-    let second_hand = rage(&primary, seed + 4, share, || Server::replica_of(&late, &[]));
+    let second_hand = run_random_commands(&primary, seed + 4, share, || Server::replica_of(&late, &[]));
     compared += assert_same(&primary, &[&first, &late, &second_hand]);
-    assert!(compared > 50, "{compared} locks compared are too few");
+    assert!(compared > 50, "only {compared} locks were compared");
 }

@@ -1,4 +1,4 @@
-//! The one test that says what a lock is for, through an ordinary client library.
+//! Shows the purpose of a lock, with an ordinary client library: 1000 clients increment a counter.
 
 use std::sync::Barrier;
 use std::thread;
@@ -27,7 +27,7 @@ fn count_one_up(connection: &mut Connection, owner: &str) -> RedisResult<Turn> {
 }
 
 #[test]
-fn a_thousand_clients_count_to_a_thousand() {
+fn one_thousand_clients_count_to_one_thousand() {
     let server = Server::start();
     let library = redis::Client::open(("127.0.0.1", server.port())).expect("an address");
     let all_connected = Barrier::new(CLIENTS);
@@ -41,7 +41,7 @@ fn a_thousand_clients_count_to_a_thousand() {
                     all_connected.wait();
                     count_one_up(&mut connection?, &format!("client-{number}"))
                 };
-                // A thousand stacks of the usual size would be two gigabytes.
+                // 1000 stacks of the default size (2 MB) would need 2 GB.
                 thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, client)
             })
             .collect();

@@ -1,4 +1,4 @@
-//! Files that are damaged: a server that starts on them has whole locks, and one that does not says why.
+//! Damaged files: a server either starts and has intact locks, or says why it refuses the file.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,19 +13,19 @@ use crate::support::{Client, Command, Reply, Server, at_length, eventually, prop
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// What TYPE says of a lock.
+/// The reply of TYPE for a lock.
 const LOCK_TYPE: &str = "RedisLock";
 
-/// Puts bytes in the place of those of a file.
+/// Overwrites a file.
 fn write(path: &PathBuf, bytes: &[u8]) {
     fs::write(path, bytes).expect("a writable file");
 }
 
-/// Tries everything with each lock that there is, and says how many there are.
+/// Runs all commands on each lock, and returns the number of locks.
 #[track_caller]
 fn assert_locks_are_usable(client: &mut Client) -> usize {
     let keys = client.call("KEYS *");
-    // Of a name with anything else in it, the damage has hit the name.
+    // A key with any other character is one whose name was damaged.
     let is_plain = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     let names = keys.array().iter().filter_map(|key| str::from_utf8(key.bytes()).ok());
     let names: Vec<_> =
@@ -37,7 +37,7 @@ fn assert_locks_are_usable(client: &mut Client) -> usize {
 }
 
 #[test]
-fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
+fn damaged_snapshot_is_loaded_or_refused_without_a_crash() {
     let mut random = StdRng::seed_from_u64(seed());
     let mut server = Server::with(&["rdbcompression no", "rdbchecksum no", "dbfilename dump.rdb"]);
     let mut client = server.client();
@@ -55,8 +55,8 @@ fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
     let (mut loaded, mut refused, mut by_the_module, mut found) = (0, 0, 0, 0);
     for round in 0..at_length(60, 1000) {
         let mut damaged = whole.clone();
-        // Within the data of a lock, which begins a little before the owner. Of names that it finds twice the server dies by
-        // itself.
+        // Damage the data of a lock, which begins shortly before the owner. A damaged key name
+        // could appear twice, and then the server aborts by itself.
         let at = owners.choose(&mut random).expect("not empty") - 4 + random.random_range(0..36);
         match round % 3 {
             0 => damaged.truncate(random.random_range(0..whole.len())),
@@ -75,13 +75,16 @@ fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
             Err(log) => {
                 refused += 1;
                 let is_ours = log.contains("the responsible module is not able to load");
-                assert!(!is_ours || log.contains("rlock: the payload of a lock is malformed: "), "it says why:\n{log}");
+                assert!(
+                    !is_ours || log.contains("rlock: the payload of a lock is malformed: "),
+                    "the log says why:\n{log}"
+                );
                 by_the_module += usize::from(is_ours);
             }
         }
     }
     assert!(loaded > 5 && refused > 5, "{loaded} loaded and {refused} refused");
-    assert!(by_the_module > 0, "the module has refused none of {refused}");
+    assert!(by_the_module > 0, "the module refused none of {refused} files");
     assert!(found > 20 * loaded, "{found} locks in {loaded} files");
     write(&path, &whole);
     server.restart();
@@ -89,13 +92,13 @@ fn a_damaged_snapshot_is_loaded_or_refused_and_never_crashes_the_server() {
 }
 
 #[test]
-fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
+fn append_only_file_cut_during_a_hand_over_has_one_holder() {
     let mut server = Server::with_aof(&["aof-load-truncated yes"]);
     let mut client = server.client();
     client.acquire("released a PX 600000");
-    client.acquire("lapsing a PX 600000");
+    client.acquire("expiring a PX 600000");
     let mut waiters =
-        ["released", "lapsing"].map(|key| server.waiter(format!("RLOCK.ACQUIRE {key} b PX 600000 BLOCK 0")));
+        ["released", "expiring"].map(|key| server.waiter(format!("RLOCK.ACQUIRE {key} b PX 600000 BLOCK 0")));
     client.call("RLOCK.RELEASE released a");
     waiters[0].reply().int();
     let folder = server.folder().join("appendonlydir");
@@ -103,12 +106,12 @@ fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
     let is_increment = |path: &PathBuf| path.to_string_lossy().ends_with(".incr.aof");
     let path = increment.map(|file| file.expect("an entry").path()).find(is_increment).expect("an increment");
     let before = fs::read(&path).expect("an append-only file").len();
-    // One hand-over by a command, one by the timer.
-    client.call("RLOCK.FORCERELEASE lapsing");
+    // One hand-over by a command, and one by the timer.
+    client.call("RLOCK.FORCERELEASE expiring");
     waiters[1].reply().int();
     client.call("RLOCK.FORCERELEASE released");
-    let mut c = server.waiter("RLOCK.ACQUIRE lapsing c PX 600000 BLOCK 0");
-    client.call("DEL lapsing");
+    let mut c = server.waiter("RLOCK.ACQUIRE expiring c PX 600000 BLOCK 0");
+    client.call("DEL expiring");
     c.reply().int();
     let whole = fs::read(&path).expect("an append-only file");
     assert!(propagated(&server).len() > 8);
@@ -117,24 +120,24 @@ fn an_append_only_file_that_ends_in_the_middle_of_a_hand_over_has_one_holder() {
     for length in (before..=whole.len()).step_by(step) {
         write(&path, &whole[..length]);
         server.restart();
-        let holder = server.client().holder("lapsing");
-        // After DEL the lock is free until the timer's turn.
+        let holder = server.client().holder("expiring");
+        // After DEL the lock is free until the timer grants it.
         let is_deleted = whole[..length].windows(3).any(|word| word == b"DEL");
         assert!(holder.is_some() || is_deleted, "cut at {length} of {}", whole.len());
         server.kill();
     }
     write(&path, &whole);
     server.restart();
-    assert_eq!(server.client().holder("lapsing").expect("it is held").owner, "c");
+    assert_eq!(server.client().holder("expiring").expect("a holder").owner, "c");
 }
 
 #[test]
-fn an_effect_that_cannot_be_read_is_told_in_the_log_and_changes_nothing() {
+fn unreadable_effect_is_logged_and_changes_nothing() {
     let mut server = Server::with_aof(&["aof-use-rdb-preamble no"]);
     let mut client = server.client();
     let token = client.acquire("job a PX 600000");
     client.call("SET text x");
-    // As a newer version might have written them, or nobody.
+    // Effects of a newer version, or invalid ones.
     let effects = [
         format!("RLOCK.APPLY job shared {token} 1"),
         "RLOCK.APPLY job -".to_owned(),
@@ -162,7 +165,7 @@ fn an_effect_that_cannot_be_read_is_told_in_the_log_and_changes_nothing() {
     }
     server.restart();
     let mut client = server.client();
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+    assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
     assert_eq!(client.call("GET text"), "x");
     assert!(server.log().contains("could not be read"));
     assert_eq!(client.call("RLOCK.RELEASE job a"), 0);

@@ -1,4 +1,4 @@
-//! The module takes a keyspace event for the database in which it happened: in transactions, in
+//! The module applies a keyspace event to the database in which it happened: in transactions, in
 //! scripts, on replicas, and while a file is loaded.
 
 use std::time::Duration;
@@ -12,16 +12,16 @@ type Place = (usize, &'static str);
 
 const DATABASES: [usize; 3] = [0, 1, 2];
 
-/// The locks that are held at the beginning.
+/// Locks that are held at the beginning.
 const SOURCES: [Place; 2] = [(0, "job"), (1, "other")];
 
-/// A way for a lock to come under a name.
+/// A way in which a lock arrives under a key.
 struct Way {
-    /// PAYLOAD stands for the answer to DUMP of `job` in database 0.
+    /// PAYLOAD stands for the reply to DUMP of `job` in database 0.
     commands: &'static [&'static str],
-    /// The key that is gone then.
+    /// The key that no longer exists afterwards.
     leaves: Option<Place>,
-    /// The key that the lock comes to.
+    /// The key under which the lock arrives.
     to: Place,
 }
 
@@ -49,20 +49,20 @@ const WAYS: &[Way] = &[
     copy(&["SELECT 2", "RESTORE job 0 PAYLOAD", "SELECT 0"], (2, "job")),
 ];
 
-fn leaves_its_database(command: &str) -> bool {
+fn changes_the_database(command: &str) -> bool {
     command.starts_with("MOVE") || command.contains(" DB ")
 }
 
-/// The ways that the server under test can show.
+/// The ways that the server under test supports.
 fn ways() -> impl Iterator<Item = &'static Way> {
     let without_move = move_changes_the_database();
     if without_move {
         skipped_here("MOVE changes the database of the connection");
     }
-    WAYS.iter().filter(move |way| !without_move || !way.commands.iter().any(|command| leaves_its_database(command)))
+    WAYS.iter().filter(move |way| !without_move || !way.commands.iter().any(|command| changes_the_database(command)))
 }
 
-/// Runs commands in a context, and hands out their answers.
+/// Runs commands in a context, and returns their replies.
 type Run = fn(&mut Client, &[Command]) -> Vec<Reply>;
 
 fn one_by_one(client: &mut Client, commands: &[Command]) -> Vec<Reply> {
@@ -77,14 +77,14 @@ fn in_a_transaction(client: &mut Client, commands: &[Command]) -> Vec<Reply> {
     client.call("EXEC").array().to_vec()
 }
 
-/// The server propagates a transaction of one command as that command alone. With the ACQUIRE there
-/// are two, so that replicas and the append-only file get a transaction.
+/// The server propagates a transaction of one command as that command alone. The ACQUIRE makes two,
+/// so that replicas and the append-only file receive a transaction.
 fn in_a_transaction_with_another(client: &mut Client, commands: &[Command]) -> Vec<Reply> {
     let another = Command::from("RLOCK.ACQUIRE another a PX 1000");
     in_a_transaction(client, &[&[another], commands].concat()).split_off(1)
 }
 
-/// A script with a call for each command.
+/// A script that calls each command.
 fn script(commands: &[Command]) -> Command {
     let (mut text, mut words) = (String::from("local answers = {}\n"), Vec::new());
     for Command(command) in commands {
@@ -106,10 +106,10 @@ fn in_a_script_in_a_transaction(client: &mut Client, commands: &[Command]) -> Ve
 }
 
 impl Way {
-    /// Goes the way on a connection of its own.
+    /// Runs the commands on a new connection.
     #[track_caller]
-    fn go(&self, server: &Server, run: Run) {
-        // The output of a failed test ends with the way that failed.
+    fn execute(&self, server: &Server, run: Run) {
+        // On failure the last line names the way that failed.
         eprintln!("{:?}", self.commands);
         let mut client = server.client();
         let payload = client.call("DUMP job");
@@ -126,14 +126,14 @@ impl Way {
         }
     }
 
-    /// The same name in the other databases.
-    fn beside(&self) -> impl Iterator<Item = Place> {
+    /// The same key in the other databases.
+    fn same_key_elsewhere(&self) -> impl Iterator<Item = Place> {
         let (db, name) = self.to;
         DATABASES.into_iter().filter(move |other| *other != db).map(move |other| (other, name))
     }
 }
 
-/// A connection for each database.
+/// One connection for each database.
 #[track_caller]
 fn client_of_each_database(server: &Server) -> [Client; DATABASES.len()] {
     DATABASES.map(|db| {
@@ -143,20 +143,20 @@ fn client_of_each_database(server: &Server) -> [Client; DATABASES.len()] {
     })
 }
 
-/// A lock that came is bound to no connection, and ends with the grace of its session. The same name
-/// in another database stays bound to its connection.
+/// A lock that arrives is bound to no connection, and ends after the grace of its session. A lock
+/// with the same key in another database stays bound to its connection.
 #[track_caller]
-fn assert_only_what_came_ends(run: Run) {
+fn assert_only_the_arriving_lock_ends(run: Run) {
     let server = Server::start();
     let mut clients = client_of_each_database(&server);
     for way in ways() {
-        let mut held: Vec<Place> = way.beside().chain(SOURCES).collect();
+        let mut held: Vec<Place> = way.same_key_elsewhere().chain(SOURCES).collect();
         held.sort_unstable();
         held.dedup();
         for (db, name) in &held {
             clients[*db].acquire(&format!("{name} a PX 600000 SESSION 50"));
         }
-        way.go(&server, run);
+        way.execute(&server, run);
         let (db, name) = way.to;
         assert_eq!(clients[db].call(format!("EXISTS {name}")), 1);
         eventually(SOON, || clients[db].call(format!("EXISTS {name}")) == 0);
@@ -165,7 +165,7 @@ fn assert_only_what_came_ends(run: Run) {
         for (db, name) in &held {
             let holder = clients[*db].holder(name).unwrap_or_else(|| panic!("{name} in {db} is gone"));
             assert_eq!(holder.session, 1, "{name} in {db} is bound to its connection");
-            assert!(holder.lease_ms > 500_000, "{name} in {db} ends in {} ms", holder.lease_ms);
+            assert!(holder.lease_ms > 500_000, "{name} in {db} expires in {} ms", holder.lease_ms);
         }
         assert_eq!(clients[0].info_number("rlock_held"), i64::try_from(held.len()).expect("a few"));
         clients[0].call("FLUSHALL");
@@ -174,16 +174,16 @@ fn assert_only_what_came_ends(run: Run) {
 }
 
 #[test]
-fn a_lock_that_comes_ends_by_itself_and_ends_no_session_beside_it() {
-    assert_only_what_came_ends(one_by_one);
+fn arriving_lock_expires_and_ends_no_session_in_other_databases() {
+    assert_only_the_arriving_lock_ends(one_by_one);
 }
 
 #[test]
-fn a_lock_that_comes_in_a_transaction_ends_by_itself_and_ends_no_session_beside_it() {
-    assert_only_what_came_ends(in_a_transaction);
+fn lock_arriving_in_a_transaction_expires_and_ends_no_session_in_other_databases() {
+    assert_only_the_arriving_lock_ends(in_a_transaction);
 }
 
-/// The copy changes database 1 only, so it must not end a session in database 0.
+/// The copy changes only database 1, so it must not end a session in database 0.
 #[test]
 fn copy_in_a_transaction_keeps_the_session() {
     if move_changes_the_database() {
@@ -197,9 +197,9 @@ fn copy_in_a_transaction_keeps_the_session() {
     for copied in ["job", "other"] {
         let copied_to_job = Command::from(format!("COPY {copied} job DB 1"));
         assert_eq!(in_a_transaction(&mut server.client(), &[copied_to_job]), [Reply::Int(1)]);
-        let mut session = || client.holder("job").expect("it is held").session;
+        let mut session = || client.holder("job").expect("a holder").session;
         eventually(SOON, || there.call("EXISTS job") == 0 || session() == 0);
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!((holder.owner.as_str(), holder.session), ("a", 1), "after the copy of {copied}");
         assert!(holder.lease_ms > 500_000, "after the copy of {copied}: {} ms", holder.lease_ms);
         assert_eq!(server.client().call("RLOCK.ACQUIRE job b"), Reply::Nil);
@@ -207,13 +207,13 @@ fn copy_in_a_transaction_keeps_the_session() {
 }
 
 #[test]
-fn a_lock_that_comes_in_a_script_ends_by_itself_and_ends_no_session_beside_it() {
-    assert_only_what_came_ends(in_a_script);
-    assert_only_what_came_ends(in_a_script_in_a_transaction);
+fn lock_arriving_in_a_script_expires_and_ends_no_session_in_other_databases() {
+    assert_only_the_arriving_lock_ends(in_a_script);
+    assert_only_the_arriving_lock_ends(in_a_script_in_a_transaction);
 }
 
 #[test]
-fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
+fn value_of_another_type_refuses_only_waiters_in_its_database() {
     const WAYS: [&[&str]; 6] = [
         &["COPY text job DB 1 REPLACE"],
         &["SELECT 1", "DEL job", "SELECT 0", "MOVE text 1", "SELECT 1", "RENAME text job"],
@@ -224,11 +224,11 @@ fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
     ];
     let without_move = move_changes_the_database();
     for (way, run) in WAYS.iter().flat_map(|way| [in_a_transaction as Run, in_a_script].map(|run| (way, run))) {
-        if without_move && way.iter().any(|command| leaves_its_database(command)) {
+        if without_move && way.iter().any(|command| changes_the_database(command)) {
             skipped_here("MOVE changes the database of the connection");
             continue;
         }
-        // The output of a failed test ends with the way that failed.
+        // On failure the last line names the way that failed.
         eprintln!("{way:?}");
         let server = Server::start();
         server.client().call("SET text here");
@@ -251,9 +251,9 @@ fn a_value_of_another_type_refuses_the_waiters_of_its_own_database_only() {
     }
 }
 
-/// A lease ends by itself also on the server that becomes the master after the lock has come.
+/// A lease also expires on the server that becomes the primary after the lock arrived.
 #[track_caller]
-fn assert_leases_end_at_the_next_master(next: impl Fn(Server, Server) -> Server) {
+fn assert_leases_expire_on_the_next_primary(next: impl Fn(Server, Server) -> Server) {
     for way in ways() {
         let primary = Server::with_aof(&[]);
         let replica = Server::replica_of(&primary, &[]);
@@ -261,7 +261,7 @@ fn assert_leases_end_at_the_next_master(next: impl Fn(Server, Server) -> Server)
         for (db, name) in SOURCES {
             clients[db].acquire(&format!("{name} a PX 1000"));
         }
-        way.go(&primary, in_a_transaction_with_another);
+        way.execute(&primary, in_a_transaction_with_another);
         let next = next(primary, replica);
         for client in &mut client_of_each_database(&next) {
             eventually(SOON, || client.call("DBSIZE") == 0);
@@ -271,8 +271,8 @@ fn assert_leases_end_at_the_next_master(next: impl Fn(Server, Server) -> Server)
 }
 
 #[test]
-fn a_lock_that_came_in_a_transaction_ends_by_itself_on_a_replica_that_was_promoted() {
-    assert_leases_end_at_the_next_master(|mut primary, replica| {
+fn lock_that_arrived_in_a_transaction_expires_on_a_promoted_replica() {
+    assert_leases_expire_on_the_next_primary(|mut primary, replica| {
         replica.catch_up_with(&primary);
         primary.kill();
         assert_eq!(replica.client().call("REPLICAOF NO ONE"), "OK");
@@ -282,15 +282,15 @@ fn a_lock_that_came_in_a_transaction_ends_by_itself_on_a_replica_that_was_promot
 }
 
 #[test]
-fn a_lock_that_came_in_a_transaction_ends_by_itself_after_a_restart() {
-    assert_leases_end_at_the_next_master(|mut primary, _| {
+fn lock_that_arrived_in_a_transaction_expires_after_a_restart() {
+    assert_leases_expire_on_the_next_primary(|mut primary, _| {
         primary.kill_and_restart();
         primary
     });
 }
 
 #[test]
-fn a_server_that_leaves_clients_in_another_database_is_warned_of() {
+fn log_warns_of_a_server_that_leaves_clients_in_another_database() {
     let log = Server::start().log();
     let warnings: Vec<_> = log.lines().filter(|line| line.contains("do not use MOVE")).collect();
     assert_eq!(warnings.len(), usize::from(move_changes_the_database()), "{warnings:?}");

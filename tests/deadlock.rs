@@ -1,4 +1,5 @@
-//! Deadlocks: the request that would close a circle of waiting owners is refused at once, and no other.
+//! Deadlocks: a request that would close a cycle of waiting owners is refused at once. No other
+//! request is.
 
 use std::time::Duration;
 
@@ -6,15 +7,15 @@ use crate::support::{Client, Command, Reply, Server, eventually};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// How an owner takes and later waits for a key; a circle has all of them in turn.
+/// How an owner holds a key and how the next one waits for it. A cycle uses all of them in turn.
 #[derive(Clone, Copy)]
 enum Kind {
     Mutex,
     Fair,
     Writer,
-    /// Holds READ; who wants it wants WRITE.
+    /// The holder has READ, the waiter wants WRITE.
     Reader,
-    /// The key and another one beside it.
+    /// The key and a second one, with MACQUIRE.
     Many,
 }
 
@@ -33,12 +34,13 @@ impl Kind {
             Kind::Mutex => format!("RLOCK.ACQUIRE k{key} o{owner} PX 600000"),
             Kind::Fair => format!("RFAIRLOCK.ACQUIRE k{key} o{owner} PX 600000"),
             Kind::Writer | Kind::Reader => format!("RRWLOCK.ACQUIRE k{key} o{owner} WRITE PX 600000"),
-            Kind::Many => format!("RLOCK.MACQUIRE 2 k{key} beside{key} o{owner} PX 600000"),
+            Kind::Many => format!("RLOCK.MACQUIRE 2 k{key} extra{key} o{owner} PX 600000"),
         }
     }
 }
 
-/// Owner i holds key i and waits for key i + 1, in an order that starts anywhere; the last one closes the circle.
+/// Owner i holds key i and waits for key i + 1. The waits begin with owner `first`, and the last
+/// one closes the cycle.
 #[track_caller]
 fn assert_refused(owners: usize, kind_of: impl Fn(usize) -> Kind, first: usize) {
     let server = Server::start();
@@ -56,26 +58,26 @@ fn assert_refused(owners: usize, kind_of: impl Fn(usize) -> Kind, first: usize) 
         .collect();
     let (owner, key) = step(owners - 1);
     let line = client.call(kind_of(key).want(key, owner) + " BLOCK 0").expect_error("DEADLOCK").to_owned();
-    // Of two keys that are held either is named.
-    let named = [format!("k{key}"), format!("beside{key}")];
+    // If the owner holds both keys, the error may name either.
+    let named = [format!("k{key}"), format!("extra{key}")];
     let edges = named.map(|name| format!(": o{owner} waits for {name} held by o{key}"));
     assert!(edges.iter().any(|edge| line.contains(edge)), "{line}");
     assert_eq!(line.matches(" waits for ").count(), owners.min(4), "{line}");
-    assert_eq!(client.call(kind_of(key).want(key, owner)), Reply::Nil, "who does not wait, closes no circle");
-    assert_eq!(client.info_number("rlock_waiting"), owners as i64 - 1, "the refused one has left nothing behind");
+    assert_eq!(client.call(kind_of(key).want(key, owner)), Reply::Nil, "a request that does not wait closes no cycle");
+    assert_eq!(client.info_number("rlock_waiting"), owners as i64 - 1, "the refused request left nothing behind");
 
-    // The refused one gives up what it holds, and all others follow one after the other.
-    client.call(format!("DEL k{owner} beside{owner}"));
+    // The refused owner gives up its key. Then each waiter is granted its key in turn.
+    client.call(format!("DEL k{owner} extra{owner}"));
     for number in (0..owners - 1).rev() {
         let granted = waiters[number].reply();
         assert!(!matches!(granted, Reply::Nil | Reply::Error(_)), "{granted:?}");
         let (owner, _) = step(number);
-        client.call(format!("DEL k{owner} beside{owner}"));
+        client.call(format!("DEL k{owner} extra{owner}"));
     }
 }
 
 #[test]
-fn a_circle_of_two_owners_is_refused_for_every_pair_of_kinds() {
+fn cycle_of_two_owners_is_refused_for_every_pair_of_kinds() {
     for one in KINDS {
         for other in KINDS {
             assert_refused(2, |key| [one, other][key], 0);
@@ -84,7 +86,7 @@ fn a_circle_of_two_owners_is_refused_for_every_pair_of_kinds() {
 }
 
 #[test]
-fn a_circle_of_three_owners_is_refused_wherever_it_begins() {
+fn cycle_of_three_owners_is_refused_wherever_it_begins() {
     for first in 0..3 {
         assert_refused(3, |key| KINDS[key], first);
         assert_refused(3, |key| KINDS[key + 2], first);
@@ -92,13 +94,13 @@ fn a_circle_of_three_owners_is_refused_wherever_it_begins() {
 }
 
 #[test]
-fn a_circle_of_fifty_owners_over_all_kinds_is_refused() {
+fn cycle_of_fifty_owners_over_all_kinds_is_refused() {
     assert_refused(50, |key| KINDS[key % KINDS.len()], 17);
 }
 
-/// The chain grows at its head, or in two halves that the last request joins.
+/// The chain grows at its head, or from two parts that a later request joins.
 #[test]
-fn a_circle_is_found_in_whatever_order_it_was_built() {
+fn cycle_is_found_in_whatever_order_it_was_built() {
     for order in [[4, 3, 2, 1, 0], [0, 2, 4, 1, 3], [1, 0, 4, 3, 2]] {
         let server = Server::start();
         let mut client = server.client();
@@ -112,7 +114,7 @@ fn a_circle_is_found_in_whatever_order_it_was_built() {
 }
 
 #[test]
-fn a_request_ahead_in_line_is_waited_for_as_well() {
+fn waiter_also_waits_for_requests_ahead_in_the_queue() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -125,17 +127,17 @@ fn a_request_ahead_in_line_is_waited_for_as_well() {
 }
 
 #[test]
-fn a_circle_that_is_not_closed_is_not_refused() {
+fn open_chain_is_not_refused() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
     client.acquire("y b PX 60000");
     let mut waiting = server.blocked_waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
-    // One more behind the same one, one behind the one that waits, and re-entry.
+    // Another request for the same key, one behind a waiter, and re-entry close no cycle.
     let _third = server.blocked_waiter("RLOCK.ACQUIRE x c BLOCK 0");
     client.acquire("x a BLOCK 0");
     client.acquire("y b BLOCK 0");
-    // The one who waits leaves, and what was a circle is none.
+    // When the waiter leaves, the same request closes no cycle any longer.
     let gone = waiting.id();
     client.call(format!("CLIENT UNBLOCK {gone} ERROR"));
     waiting.reply().expect_error("UNBLOCKED");
@@ -143,7 +145,7 @@ fn a_circle_that_is_not_closed_is_not_refused() {
 }
 
 #[test]
-fn a_lease_that_ended_closes_no_circle() {
+fn expired_lease_closes_no_cycle() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("y b PX 60000");
@@ -153,7 +155,7 @@ fn a_lease_that_ended_closes_no_circle() {
 }
 
 #[test]
-fn nobody_is_waited_for_on_a_semaphore() {
+fn waiting_for_a_semaphore_closes_no_cycle() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT s 1");
@@ -168,7 +170,7 @@ fn nobody_is_waited_for_on_a_semaphore() {
 }
 
 #[test]
-fn a_request_ahead_in_the_queue_of_a_semaphore_is_not_waited_for() {
+fn requests_ahead_in_a_semaphore_queue_close_no_cycle() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT s 1");
@@ -182,21 +184,21 @@ fn a_request_ahead_in_the_queue_of_a_semaphore_is_not_waited_for() {
 }
 
 #[test]
-fn a_place_without_a_connection_is_not_waited_for() {
+fn place_without_a_connection_closes_no_cycle() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("f holder PX 60000");
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE f a QUEUE 60000"), Reply::Nil);
     client.acquire("x b PX 60000");
     let _waiting = server.waiter("RLOCK.ACQUIRE x a BLOCK 0");
-    // Behind the place of a, which makes no circle until it has a connection.
+    // The place of `a` is ahead, and closes no cycle until it has a connection.
     let _behind = server.waiter("RFAIRLOCK.ACQUIRE f b BLOCK 0");
     client.call("RFAIRLOCK.ACQUIRE f a BLOCK 0").expect_error("DEADLOCK");
     assert_eq!(client.places("f"), ["a detached", "b connected"]);
 }
 
 #[test]
-fn what_the_owner_of_a_request_for_many_keys_holds_already_makes_no_circle() {
+fn keys_already_held_by_an_macquire_owner_close_no_cycle() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -208,7 +210,7 @@ fn what_the_owner_of_a_request_for_many_keys_holds_already_makes_no_circle() {
 }
 
 #[test]
-fn a_deadlock_in_a_transaction_or_script_is_nil() {
+fn deadlock_in_a_transaction_or_script_is_nil() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -219,7 +221,7 @@ fn a_deadlock_in_a_transaction_or_script_is_nil() {
 }
 
 #[test]
-fn keys_that_the_user_may_not_read_are_not_named() {
+fn deadlock_error_hides_keys_that_the_user_cannot_read() {
     let server = Server::start();
     let mut admin = server.client();
     admin.call("ACL SETUSER worker on >secret ~mine:* +@all");
@@ -239,7 +241,7 @@ fn keys_that_the_user_may_not_read_are_not_named() {
 }
 
 #[test]
-fn names_are_escaped_and_cut() {
+fn deadlock_error_escapes_and_truncates_names() {
     let server = Server::start();
     let mut client = server.client();
     let one: &[u8] = b"a\"\\\r\n\t\0\xff z";
@@ -258,7 +260,7 @@ fn names_are_escaped_and_cut() {
 }
 
 #[test]
-fn the_end_of_a_lease_breaks_what_a_move_has_closed() {
+fn expiring_lease_breaks_a_cycle_closed_by_rename() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -267,15 +269,16 @@ fn the_end_of_a_lease_breaks_what_a_move_has_closed() {
     let mut a = server.waiter("RLOCK.ACQUIRE y a PX 60000 BLOCK 0");
     client.acquire("z c PX 60000");
     let mut b = server.waiter("RLOCK.ACQUIRE z b PX 60000 BLOCK 0");
-    // There is nobody to refuse here: both wait until one of the leases ends.
+    // RENAME closes a cycle without a request that could be refused. Both wait until one of the
+    // leases expires.
     assert_eq!(client.call("RENAME x z"), "OK");
-    assert_eq!(client.holder("z").expect("it is held").owner, "a");
+    assert_eq!(client.holder("z").expect("a holder").owner, "a");
     client.acquire("q c PX 60000");
-    // This request closes no circle, and the next one does: c would wait for the lock that was moved.
-    let mut beside = server.waiter("RLOCK.ACQUIRE q a PX 60000 BLOCK 0");
+    // This request closes no cycle. The next one does: `c` would wait for the lock that was moved.
+    let mut other = server.waiter("RLOCK.ACQUIRE q a PX 60000 BLOCK 0");
     client.call("RLOCK.ACQUIRE z c BLOCK 0").expect_error("DEADLOCK");
     client.call("RLOCK.RELEASE q c");
-    beside.reply().int();
+    other.reply().int();
     a.reply().int();
     let holder = |client: &mut Client, key: &str| client.holder(key).map(|holder| holder.owner);
     assert_eq!(holder(&mut client, "y").as_deref(), Some("a"));

@@ -1,10 +1,11 @@
-//! What replicas and the append-only file are told, word for word: only effects, with absolute times and the token that was
-//! given; and nothing at all of a command that changed nothing.
+//! Effects that replicas and the append-only file receive, compared word by word: only effects,
+//! with absolute times and the token that was granted. A command that changes nothing propagates
+//! nothing.
 
 use crate::support::{Command, Journal, Reply};
 
 #[test]
-fn each_command_on_a_mutex_tells_its_effect() {
+fn commands_on_a_mutex_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let t = client.acquire("job a PX 60000");
@@ -49,7 +50,7 @@ fn each_command_on_a_mutex_tells_its_effect() {
 }
 
 #[test]
-fn each_command_on_a_fair_lock_tells_its_effect() {
+fn commands_on_a_fair_lock_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let t = client.acquire_fair("job a PX 60000 SESSION 10 REQ 2");
@@ -61,7 +62,7 @@ fn each_command_on_a_fair_lock_tells_its_effect() {
     client.call("RFAIRLOCK.ACQUIRE job b QUEUE 50000 REQ 4");
     journal.expect("a place", &["job queued polled:@50000 # 4 tail b"]);
     client.call("RFAIRLOCK.ACQUIRE job b QUEUE 70000 REQ 4");
-    journal.expect("a longer life", &["job kept polled:@70000 4 b"]);
+    journal.expect("a longer QUEUE time", &["job kept polled:@70000 4 b"]);
     let c = journal.server.blocked_waiter("RFAIRLOCK.ACQUIRE job c PX 20000 BLOCK 0");
     journal.expect("a connected place", &["job queued connected # - tail c"]);
     drop(c);
@@ -74,13 +75,13 @@ fn each_command_on_a_fair_lock_tells_its_effect() {
     journal.expect("a forced release", &[&format!("job forced {t}"), "job reserved @60000 b"]);
     let t = client.acquire_fair("job b PX 40");
     journal.expect(
-        "a turn that is used",
+        "the owner acquires at its turn",
         &[&format!("job granted fair exclusive {t} 1 @40 40 - - b"), &format!("job expired {t}")],
     );
 }
 
 #[test]
-fn each_command_on_a_read_write_lock_tells_its_effect() {
+fn commands_on_a_read_write_lock_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let mut acquire = |command: &str| client.call(format!("RRWLOCK.ACQUIRE job {command}")).int();
@@ -127,7 +128,7 @@ fn each_command_on_a_read_write_lock_tells_its_effect() {
         ],
     );
     client.call("RRWLOCK.FORCERELEASE job");
-    journal.expect("all are forced", &[&format!("job forced {x}"), &format!("job forced {y}")]);
+    journal.expect("forced release of all readers", &[&format!("job forced {x}"), &format!("job forced {y}")]);
     for nothing in ["RELEASE job a READ", "RENEW job a WRITE", "HOLDS job a READ", "INFO job", "FORCERELEASE job"] {
         client.call(format!("RRWLOCK.{nothing}"));
         journal.expect(nothing, &[]);
@@ -135,7 +136,7 @@ fn each_command_on_a_read_write_lock_tells_its_effect() {
 }
 
 #[test]
-fn each_command_on_a_semaphore_tells_its_effect() {
+fn commands_on_a_semaphore_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     for command in ["INIT job 3", "INIT job 5", "RESIZE job 4", "RESIZE job 4"] {
@@ -170,7 +171,7 @@ fn each_command_on_a_semaphore_tells_its_effect() {
 }
 
 #[test]
-fn a_request_for_many_keys_tells_one_effect_for_each() {
+fn macquire_propagates_one_effect_per_key() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let tokens = client.call("RLOCK.MACQUIRE 2 one two a PX 60000 REQ 1");
@@ -190,7 +191,7 @@ fn a_request_for_many_keys_tells_one_effect_for_each() {
     client.call("RLOCK.MRELEASE 2 one two a REQ 2");
     b.reply();
     journal.expect(
-        "a hand-over of several at once",
+        "a hand-over of several keys",
         &[
             &format!("one renewed {one} 1 @70000 70000 1A -"),
             &format!("two renewed {two} 1 @70000 70000 1A -"),
@@ -202,8 +203,9 @@ fn a_request_for_many_keys_tells_one_effect_for_each() {
     );
 }
 
-/// Commands that change nothing, on `free` where nothing is, on `job` that `a` holds with request 5, and on `text`.
-const NOTHING_CHANGES: &[&str] = &[
+/// Commands that change nothing. `free` does not exist, `a` holds `job` with request id 5, and
+/// `text` is a string.
+const WITHOUT_CHANGE: &[&str] = &[
     "FAMILY.ACQUIRE job b",
     "FAMILY.ACQUIRE job b PX 1000 BLOCK 5",
     "FAMILY.ACQUIRE job b SESSION 100 REQ 1",
@@ -234,7 +236,7 @@ const NOTHING_CHANGES: &[&str] = &[
 ];
 
 #[test]
-fn a_command_that_changes_nothing_tells_nothing() {
+fn command_without_change_propagates_nothing() {
     for family in ["RLOCK", "RFAIRLOCK"] {
         let mut journal = Journal::new();
         let mut client = journal.server.client();
@@ -244,9 +246,9 @@ fn a_command_that_changes_nothing_tells_nothing() {
         client.call(format!("{family}.RENEW job a PX 1000"));
         journal.skip();
         let fair_only = ["RFAIRLOCK.CANCEL job b", "RFAIRLOCK.CANCEL free b", "RFAIRLOCK.CANCEL text b"];
-        let commands = NOTHING_CHANGES.iter().map(|command| command.replace("FAMILY", family));
+        let commands = WITHOUT_CHANGE.iter().map(|command| command.replace("FAMILY", family));
         for command in commands.chain(fair_only.map(str::to_owned)) {
-            // A fair lock notes even a place that is soon given up.
+            // On a fair lock even a short wait creates a place, which is an effect.
             if family == "RFAIRLOCK" && command.contains("BLOCK") {
                 continue;
             }

@@ -1,16 +1,19 @@
-//! What replicas and the append-only file are told when a lock changes hands, and that each copy comes to the same.
+//! Effects that replicas and the append-only file receive when a lock changes hands. Applying them
+//! gives the same state.
 
 use std::time::Duration;
 
 use crate::support::{
-    Command, Journal, Reply, Server, eventually, is_brace, move_changes_the_database, propagated, show, skipped_here,
+    Command, Journal, Reply, Server, eventually, is_multi_or_exec, move_changes_the_database, propagated, show,
+    skipped_here,
 };
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A lock that `a` holds and for which `b` waits comes to `b`, and exactly this is told of it.
+/// `a` holds a lock and `b` waits for it. Asserts that this way hands the lock to `b` and
+/// propagates exactly these commands.
 #[track_caller]
-fn assert_hand_over(family: &str, way: &str, told: &[&str]) {
+fn assert_hand_over(family: &str, way: &str, expected: &[&str]) {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     client.call("RLOCK.ACQUIRE other x PX 60000");
@@ -23,9 +26,10 @@ fn assert_hand_over(family: &str, way: &str, told: &[&str]) {
     }
     let token = b.reply().int();
     let granted = format!("job granted {} exclusive {token} 1 @20000 20000 - - b", kind_of(family));
-    let told: Vec<_> = told.iter().map(|line| if *line == "granted" { granted.as_str() } else { line }).collect();
-    journal.expect(&format!("{family}: {way}"), &told);
-    // Whoever reads it all again comes to the same.
+    let expected: Vec<_> =
+        expected.iter().map(|line| if *line == "granted" { granted.as_str() } else { line }).collect();
+    journal.expect(&format!("{family}: {way}"), &expected);
+    // Loading the file again gives the same state.
     let digest = client.call("DEBUG DIGEST");
     assert_eq!(client.call("DEBUG LOADAOF"), "OK");
     assert_eq!(client.call("DEBUG DIGEST"), digest, "{way}");
@@ -36,8 +40,8 @@ fn kind_of(family: &str) -> &'static str {
 }
 
 #[test]
-fn each_way_to_change_hands_tells_its_effects() {
-    for (way, told) in [
+fn each_hand_over_propagates_its_effects() {
+    for (way, expected) in [
         ("RLOCK.RELEASE job a", &["job released #", "granted"][..]),
         ("MULTI | RLOCK.RELEASE job a | EXEC", &["job released #", "granted"]),
         ("RLOCK.FORCERELEASE job", &["job forced #", "granted"]),
@@ -55,7 +59,7 @@ fn each_way_to_change_hands_tells_its_effects() {
         ("RENAME other job | RLOCK.FORCERELEASE job", &["RENAME other job", "job forced #", "granted"]),
     ] {
         if !is_skipped(way) {
-            assert_hand_over("RLOCK", way, told);
+            assert_hand_over("RLOCK", way, expected);
         }
     }
 }
@@ -69,10 +73,10 @@ fn is_skipped(way: &str) -> bool {
 }
 
 #[test]
-fn each_way_to_change_hands_tells_its_effects_on_a_fair_lock() {
-    // Under a name that is empty the waiter gets a new place, by its old arrival number.
+fn each_hand_over_of_a_fair_lock_propagates_its_effects() {
+    // After the lock is removed the waiter gets a new place with its old arrival number.
     const REJOINED: &str = "job queued connected # - tail b";
-    for (way, told) in [
+    for (way, expected) in [
         ("RFAIRLOCK.RELEASE job a", &["job released #", "granted"][..]),
         ("RFAIRLOCK.FORCERELEASE job", &["job forced #", "granted"]),
         ("DEL job", &["DEL job", REJOINED, "granted"]),
@@ -83,13 +87,13 @@ fn each_way_to_change_hands_tells_its_effects_on_a_fair_lock() {
         ("RENAME job away", &["RENAME job away", REJOINED, "granted", "away detached @60000"]),
     ] {
         if !is_skipped(way) {
-            assert_hand_over("RFAIRLOCK", way, told);
+            assert_hand_over("RFAIRLOCK", way, expected);
         }
     }
 }
 
 #[test]
-fn what_happens_without_a_command_tells_its_effects() {
+fn changes_without_a_command_propagate_their_effects() {
     let mut journal = Journal::new();
     let mut client = journal.server.client();
     let waiter = |journal: &Journal, owner: &str| {
@@ -113,13 +117,13 @@ fn what_happens_without_a_command_tells_its_effects() {
         &[&format!("job released {b}"), &format!("job granted mutex exclusive {c} 1 @20000 20000 - - c")],
     );
 
-    // d is gone in the turn of its grant, and never hears of it.
+    // `d` is killed in the turn of its grant, and never receives it.
     let mut e = waiter(&journal, "e");
     let kill = format!("CLIENT KILL ID {}", waits[1].id());
     client.call_in_one_step(&["RLOCK.FORCERELEASE job".into(), kill.into()]);
     let e = e.reply().int();
     journal.expect(
-        "a grant that nobody heard of",
+        "a grant that no client received",
         &[
             &format!("job forced {c}"),
             "job granted mutex exclusive # 1 @20000 20000 - - d",
@@ -141,9 +145,9 @@ fn what_happens_without_a_command_tells_its_effects() {
     journal.expect("waiters that leave", &[]);
 }
 
-/// Nobody has looked at the lapsed lock yet when the next command comes: no timer runs in between.
+/// No timer runs between the two commands, so the next command meets the expired lock.
 #[test]
-fn a_lapsed_lock_makes_room_for_one_of_another_kind_on_every_copy() {
+fn expired_lock_is_replaced_by_another_kind_on_every_copy() {
     let primary = Server::with_aof(&[]);
     let replica = Server::replica_of(&primary, &[]);
     let mut client = primary.client();
@@ -155,27 +159,27 @@ fn a_lapsed_lock_makes_room_for_one_of_another_kind_on_every_copy() {
         ("RLOCK.ACQUIRE job a PX 5", "RFAIRLOCK.ACQUIRE job b PX 60000 QUEUE 60000", "fair"),
         ("RLOCK.ACQUIRE job a PX 5", "RSEMAPHORE.INIT job 3", "semaphore"),
     ];
-    for (lapsing, next, kind) in kinds {
-        client.call_in_one_step(&[lapsing, "DEBUG SLEEP 0.05", next].map(Command::from));
-        assert_eq!(client.call("RLOCK.INFO job").field("kind"), kind, "{next} after {lapsing}");
+    for (expiring, next, kind) in kinds {
+        client.call_in_one_step(&[expiring, "DEBUG SLEEP 0.05", next].map(Command::from));
+        assert_eq!(client.call("RLOCK.INFO job").field("kind"), kind, "{next} after {expiring}");
         replica.catch_up_with(&primary);
         let digest = client.call("DEBUG DIGEST");
-        assert_eq!(replica.client().call("DEBUG DIGEST"), digest, "{next} after {lapsing}");
+        assert_eq!(replica.client().call("DEBUG DIGEST"), digest, "{next} after {expiring}");
         assert_eq!(client.call("DEBUG LOADAOF"), "OK");
-        assert_eq!(client.call("DEBUG DIGEST"), digest, "{next} after {lapsing}");
+        assert_eq!(client.call("DEBUG DIGEST"), digest, "{next} after {expiring}");
         client.call("DEL job");
     }
 }
 
 #[test]
-fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
+fn replica_writes_received_effects_to_its_append_only_file() {
     let primary = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
     let mut replica = Server::replica_of(&primary, &["appendonly yes", "appendfsync always"]);
-    // After a synchronisation the file is written anew.
+    // After a synchronisation the server rewrites the file.
     let second_hand = Server::replica_of(&replica, &["appendonly yes", "appendfsync always"]);
     for replica in [&replica, &second_hand] {
         let mut observer = replica.client();
-        // Valkey 9.1 takes the snapshot of the synchronisation for the base of the file instead.
+        // Valkey 9.1 uses the snapshot of the synchronisation as the base of the file instead.
         eventually(SOON, || {
             let is_idle =
                 ["aof_rewrite_in_progress", "aof_rewrite_scheduled"].iter().all(|field| observer.info(field) == "0");
@@ -190,15 +194,15 @@ fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
     client.call("RLOCK.RELEASE job a");
     waiter.reply().int();
     client.call("RENAME job away");
-    let told = |server: &Server| {
+    let effects = |server: &Server| {
         let all = propagated(server);
-        all.iter().filter(|words| !is_brace(words)).map(|words| show(words)).collect::<Vec<_>>()
+        all.iter().filter(|words| !is_multi_or_exec(words)).map(|words| show(words)).collect::<Vec<_>>()
     };
     replica.catch_up_with(&primary);
     second_hand.catch_up_with(&primary);
-    assert_eq!(told(&primary).len(), 6);
+    assert_eq!(effects(&primary).len(), 6);
     for replica in [&replica, &second_hand] {
-        assert!(told(replica).ends_with(&told(&primary)), "{:#?}", told(replica));
+        assert!(effects(replica).ends_with(&effects(&primary)), "{:#?}", effects(replica));
     }
     replica.kill_and_restart();
     replica.catch_up_with(&primary);
@@ -206,7 +210,7 @@ fn a_replica_writes_what_it_is_told_into_its_own_append_only_file() {
 }
 
 #[test]
-fn a_lapsed_lock_of_another_kind_that_comes_under_a_name_makes_room_for_the_waiters_on_every_copy() {
+fn expired_lock_of_another_kind_that_arrives_makes_way_for_waiters_on_every_copy() {
     let primary = Server::with_aof(&[]);
     let replica = Server::replica_of(&primary, &[]);
     let families = [

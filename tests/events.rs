@@ -1,4 +1,5 @@
-//! Keyspace events: one for each change of holder, wherever it is applied, and none for anything else.
+//! Keyspace events: one for each change of holder, on every copy of the lock, and none for anything
+//! else.
 
 use std::time::Duration;
 
@@ -6,11 +7,11 @@ use crate::support::{ALL, Client, EXCLUSIVE, Events, REENTRANT, Reply, Server, e
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A lock goes through three holders by each way a hold can end.
+/// Passes a lock through three holders, whose holds end by release, force and expiry.
 #[track_caller]
-fn play_story(server: &Server, client: &mut Client) {
+fn run_three_holders(server: &Server, client: &mut Client) {
     client.acquire("job a PX 60000 REQ 1");
-    // None of these changes the holder.
+    // None of these commands changes the holder.
     client.acquire("job a PX 60000 REQ 1");
     client.acquire("job a PX 60000 REQ 2");
     client.call("LOCK.RENEW job a PX 90000");
@@ -29,7 +30,7 @@ fn play_story(server: &Server, client: &mut Client) {
     eventually(SOON, || client.call("EXISTS job") == 0);
 }
 
-const STORY: [&str; 6] = [
+const THREE_HOLDERS: [&str; 6] = [
     "rlock.acquire job",
     "rlock.release job",
     "rlock.acquire job",
@@ -39,27 +40,27 @@ const STORY: [&str; 6] = [
 ];
 
 #[test]
-fn there_is_one_event_per_change_of_holder_and_none_per_reentry() {
+fn each_change_of_holder_has_one_event_and_reentry_has_none() {
     for server in Server::for_each(REENTRANT) {
         let mut events = Events::subscribe(&server);
-        play_story(&server, &mut server.client());
-        assert_eq!(events.so_far(), STORY);
+        run_three_holders(&server, &mut server.client());
+        assert_eq!(events.so_far(), THREE_HOLDERS);
     }
 }
 
 #[test]
-fn a_replica_emits_the_same_events() {
+fn replica_emits_the_same_events() {
     for primary in Server::for_each(REENTRANT) {
         let replica = Server::replica_of(&primary, &[]);
         let mut events = Events::subscribe(&replica);
-        play_story(&primary, &mut primary.client());
+        run_three_holders(&primary, &mut primary.client());
         replica.catch_up_with(&primary);
-        assert_eq!(events.so_far(), STORY);
+        assert_eq!(events.so_far(), THREE_HOLDERS);
     }
 }
 
 #[test]
-fn events_name_the_key_and_the_database() {
+fn events_contain_the_key_and_the_database() {
     let server = Server::start();
     let mut subscriber = server.client();
     let mut client = server.client();
@@ -75,11 +76,11 @@ fn events_name_the_key_and_the_database() {
 }
 
 #[test]
-fn events_are_of_the_module_class() {
+fn events_belong_to_the_module_class() {
     let server = Server::start();
     let mut events = Events::subscribe(&server);
     let mut client = server.client();
-    // Every other class, and not this one.
+    // All classes except `d`, the module class.
     client.call("CONFIG SET notify-keyspace-events Kg$lshzxetmn");
     client.acquire("job a PX 60000");
     client.call("RLOCK.FORCERELEASE job");
@@ -88,7 +89,7 @@ fn events_are_of_the_module_class() {
 }
 
 #[test]
-fn the_end_of_a_session_is_an_expiry() {
+fn end_of_a_session_is_an_expire_event() {
     for server in Server::for_each(ALL) {
         let mut events = Events::subscribe(&server);
         server.client().acquire("job a PX 60000 SESSION 0");
@@ -98,7 +99,7 @@ fn the_end_of_a_session_is_an_expiry() {
 }
 
 #[test]
-fn a_granted_lock_that_nobody_was_told_about_is_taken_back_with_an_event() {
+fn undone_grant_has_an_event() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -109,12 +110,12 @@ fn a_granted_lock_that_nobody_was_told_about_is_taken_back_with_an_event() {
         client.call_in_one_step(&["LOCK.RELEASE job a".into(), kill]);
         next.reply().int();
         let seen = events.so_far();
-        // Whoever follows the events is never left with two holders.
+        // A subscriber never sees two holders at once.
         let (mut acquired, mut ended) = (0, 0);
         for event in &seen {
             match event.as_str() {
                 "rlock.acquire job" => acquired += 1,
-                // A fair lock keeps the place of the one that left, for the grace.
+                // A fair lock keeps the place of the killed client for the grace.
                 "rlock.turn job" => {}
                 _ => ended += 1,
             }
@@ -132,7 +133,8 @@ fn loading_emits_no_events() {
     client.acquire("ended a PX 60000");
     client.call("RLOCK.RELEASE ended a");
     let mut events = Events::subscribe(&server);
-    // Both load while the subscriber stays connected: one from a snapshot, one by applying every effect again.
+    // Both load while the subscriber stays connected: the first one a snapshot, the second one
+    // every effect.
     for load in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
         assert_eq!(client.call(load), "OK");
         assert_eq!(client.call("RLOCK.HOLDS job a"), 1, "{load}");
@@ -141,7 +143,7 @@ fn loading_emits_no_events() {
 }
 
 #[test]
-fn a_full_synchronisation_emits_no_events() {
+fn full_synchronisation_emits_no_events() {
     let primary = Server::start();
     primary.client().acquire("job a PX 60000");
     let replica = Server::start();
@@ -154,11 +156,11 @@ fn a_full_synchronisation_emits_no_events() {
 }
 
 #[test]
-fn lock_traffic_publishes_nothing_unless_asked_to() {
+fn locks_publish_nothing_without_notify() {
     let server = Server::start();
     let (mut subscriber, mut client) = (server.client(), server.client());
     subscriber.call("PSUBSCRIBE *");
-    play_story(&server, &mut client);
+    run_three_holders(&server, &mut client);
     client.call("PUBLISH end -");
     assert_eq!(subscriber.reply().array()[2], "end");
 }

@@ -1,4 +1,5 @@
-//! A server whose memory is full: no policy for keys that may go takes a held lock, and those that take any key are warned of.
+//! A server without free memory: volatile policies never evict a held lock, and the module warns of
+//! allkeys policies.
 
 use std::fs;
 use std::time::Duration;
@@ -8,7 +9,8 @@ use crate::support::{Client, Command, Reply, Server, eventually};
 const SOON: Duration = Duration::from_secs(5);
 const WARNING: &str = "held locks may be evicted";
 
-/// Locks of every shape that must not go: one that a user gave an EXPIRE before it was granted anew, one with a queue.
+/// Takes locks of every shape that must not be evicted, among them one whose key had an EXPIRE
+/// before a hand-over and one with a queue.
 #[track_caller]
 fn take_locks(server: &Server, client: &mut Client) -> (Vec<String>, Vec<Client>) {
     let mut keys = Vec::new();
@@ -31,7 +33,7 @@ fn fill(number: usize) -> Command {
     [b"SET".as_slice(), key.as_bytes(), &[b'x'; 4000], b"EX", b"600"].into()
 }
 
-/// Sets a limit a little above what is used now, and writes five times as much.
+/// Sets `maxmemory` 2 MB above the current use, and writes five times as much.
 #[track_caller]
 fn fill_up(client: &mut Client, policy: &str) {
     assert_eq!(client.call(format!("CONFIG SET maxmemory-policy {policy}")), "OK");
@@ -40,18 +42,18 @@ fn fill_up(client: &mut Client, policy: &str) {
     for number in 0..2500 {
         client.call(fill(number));
     }
-    assert!(client.info_number("evicted_keys") > 1000, "{policy} has not evicted");
+    assert!(client.info_number("evicted_keys") > 1000, "{policy} evicted too little");
 }
 
 #[test]
-fn volatile_policies_never_take_a_held_lock() {
+fn volatile_policies_never_evict_a_held_lock() {
     for policy in ["volatile-lru", "volatile-lfu", "volatile-random", "volatile-ttl"] {
         let server = Server::start();
         let mut client = server.client();
         let (keys, _waiters) = take_locks(&server, &mut client);
         fill_up(&mut client, policy);
         for key in &keys {
-            assert!(client.holder(key).is_some(), "{policy} has taken {key}");
+            assert!(client.holder(key).is_some(), "{policy} evicted {key}");
             assert_eq!(client.call(format!("TTL {key}")), -1);
         }
         assert_eq!(client.info_number("rlock_held"), keys.len() as i64);
@@ -67,7 +69,7 @@ fn warnings(server: &Server) -> usize {
 }
 
 #[test]
-fn policies_that_take_any_key_are_warned_of_when_they_take_effect() {
+fn allkeys_policies_are_warned_of_when_they_take_effect() {
     let server = Server::start();
     let mut client = server.client();
     let mut expect = |setting: &str, may_be_evicted: i64, warned: usize| {
@@ -87,7 +89,7 @@ fn policies_that_take_any_key_are_warned_of_when_they_take_effect() {
 }
 
 #[test]
-fn policies_that_take_any_key_are_warned_of_at_the_start() {
+fn allkeys_policies_are_warned_of_at_startup() {
     let server = Server::with(&["maxmemory 1gb", "maxmemory-policy allkeys-lru"]);
     assert_eq!(server.client().info_number("rlock_may_be_evicted"), 1);
     assert_eq!(warnings(&server), 1);
@@ -99,7 +101,7 @@ fn policies_that_take_any_key_are_warned_of_at_the_start() {
 }
 
 #[test]
-fn without_memory_fair_locks_can_still_end_and_go_on() {
+fn fair_locks_can_be_released_and_handed_over_without_memory() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 20000");
@@ -112,7 +114,7 @@ fn without_memory_fair_locks_can_still_end_and_go_on() {
     }
     assert!(client.call("RFAIRLOCK.RENEW job a PX 60000").int() > 50_000);
     assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
-    assert!(waiter.reply().int() > 0, "who waits already is served");
+    assert!(waiter.reply().int() > 0, "an earlier waiter is served");
     assert_eq!(client.call("RFAIRLOCK.CANCEL job c"), 1);
     assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 1);
     assert_eq!(client.call("RFAIRLOCK.INFO job"), Reply::Nil);

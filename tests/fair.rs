@@ -1,4 +1,4 @@
-//! Fair locks: who has a place, for how long, and what an owner may ask for.
+//! Fair locks: which requests get a place, how long it lives, and how an owner may ask.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::support::{Client, Events, Reply, Server, Stopwatch, eventually};
 const SOON: Duration = Duration::from_secs(5);
 const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
 
-/// A place for an owner that only asks now and then.
+/// Takes a place for an owner that polls.
 #[track_caller]
 fn queue(client: &mut Client, owner: &str) {
     assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 QUEUE 60000")), Reply::Nil);
@@ -19,7 +19,7 @@ fn waiter(server: &Server, owner: &str) -> Client {
 }
 
 #[test]
-fn a_free_lock_without_a_queue_is_granted_however_it_is_asked_for() {
+fn free_lock_without_a_queue_is_granted_in_every_mode() {
     let server = Server::start();
     let mut client = server.client();
     let mut last = 0;
@@ -27,7 +27,7 @@ fn a_free_lock_without_a_queue_is_granted_however_it_is_asked_for() {
         let token = client.acquire_fair(&format!("job a PX 60000 {how}"));
         assert!(token > last);
         last = token;
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
         assert_eq!(client.places("job"), [""; 0], "a holder has no place");
         assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
         assert_eq!(client.call("EXISTS job"), 0);
@@ -35,7 +35,7 @@ fn a_free_lock_without_a_queue_is_granted_however_it_is_asked_for() {
 }
 
 #[test]
-fn a_plain_try_takes_no_place() {
+fn attempt_without_block_or_queue_takes_no_place() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -46,24 +46,24 @@ fn a_plain_try_takes_no_place() {
 }
 
 #[test]
-fn a_plain_try_passes_nobody_also_when_the_lock_is_free() {
+fn attempt_does_not_pass_the_queue_of_a_free_lock() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
     queue(&mut client, "b");
     assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
     for _ in 0..3 {
-        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "it is free");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "the lock is free");
         assert_eq!(client.call("RFAIRLOCK.ACQUIRE job c"), Reply::Nil);
     }
     assert_eq!(client.places("job"), ["b detached"]);
-    // Nobody is passed any more.
+    // With an empty queue the attempt succeeds.
     assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
     client.acquire_fair("job c");
 }
 
 #[test]
-fn a_newcomer_that_queues_or_blocks_on_a_reserved_lock_stands_behind() {
+fn newcomer_waits_behind_the_owner_of_a_reserved_lock() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -79,7 +79,7 @@ fn a_newcomer_that_queues_or_blocks_on_a_reserved_lock_stands_behind() {
 }
 
 #[test]
-fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
+fn owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -92,7 +92,7 @@ fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     one.reply().expect_error("SUPERSEDED");
     assert_eq!(client.places("job"), ["b connected", "c detached"]);
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE job b"), Reply::Nil);
-    assert_eq!(client.places("job"), ["b connected", "c detached"], "a plain try leaves the place as it is");
+    assert_eq!(client.places("job"), ["b connected", "c detached"], "an attempt does not change the place");
     queue(&mut client, "b");
     two.reply().expect_error("SUPERSEDED");
     assert_eq!(client.places("job"), ["b detached", "c detached"]);
@@ -102,13 +102,13 @@ fn an_owner_has_one_place_and_its_last_request_decides_how_it_waits() {
     let mut three = waiter(&server, "b");
     client.call("RFAIRLOCK.RELEASE job a");
     let token = three.reply().int();
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
-    // The connections of before serve again.
+    assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
+    // Superseded connections can be used again.
     assert_eq!([one.call("PING"), two.call("PING")], ["PONG", "PONG"]);
 }
 
 #[test]
-fn whoever_has_the_turn_is_granted_however_it_asks() {
+fn owner_with_the_turn_is_granted_in_every_mode() {
     let server = Server::start();
     let mut client = server.client();
     for how in ["", "BLOCK 0", "QUEUE 1", "BLOCK 1", "REQ 7"] {
@@ -122,7 +122,7 @@ fn whoever_has_the_turn_is_granted_however_it_asks() {
 }
 
 #[test]
-fn timed_a_place_lives_as_long_as_queue_last_said() {
+fn timed_place_lives_as_long_as_the_last_queue_option() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -140,13 +140,13 @@ fn timed_a_place_lives_as_long_as_queue_last_said() {
         });
     };
     keep_asking(&["longer detached", "plain detached"]);
-    watch.assert_took_ms(300..1000, "a shorter life");
+    watch.assert_took_ms(300..1000, "a shorter QUEUE time");
     keep_asking(&["longer detached"]);
-    watch.assert_took_ms(1000..1700, "a life that no plain try prolongs");
+    watch.assert_took_ms(1000..1700, "a QUEUE time that an attempt does not prolong");
 }
 
 #[test]
-fn timed_a_block_that_ends_in_nil_gives_the_place_up_also_one_made_by_queue() {
+fn timed_block_that_times_out_gives_up_the_place() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -162,7 +162,7 @@ fn timed_a_block_that_ends_in_nil_gives_the_place_up_also_one_made_by_queue() {
 }
 
 #[test]
-fn reentry_passes_the_queue_however_it_is_asked_for() {
+fn reentry_passes_the_queue_in_every_mode() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire_fair("job a PX 60000");
@@ -181,7 +181,7 @@ fn reentry_passes_the_queue_however_it_is_asked_for() {
 }
 
 #[test]
-fn the_end_of_a_lease_serves_the_queue() {
+fn expired_lease_is_granted_to_the_next_waiter() {
     let server = Server::start();
     let mut client = server.client();
     let mut events = Events::subscribe(&server);
@@ -196,7 +196,7 @@ fn the_end_of_a_lease_serves_the_queue() {
 }
 
 #[test]
-fn force_release_serves_the_queue() {
+fn forcerelease_grants_the_next_waiter() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire_fair("job a PX 60000");
@@ -206,12 +206,12 @@ fn force_release_serves_the_queue() {
     assert_eq!(client.call(format!("RFAIRLOCK.FORCERELEASE job TOKEN {token}")), 1);
     b.reply().int();
     assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 1);
-    assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 0, "a place is no hold");
+    assert_eq!(client.call("RFAIRLOCK.FORCERELEASE job"), 0, "a place is not a hold");
     client.acquire_fair("job c");
 }
 
 #[test]
-fn cancel_gives_a_place_up() {
+fn cancel_gives_up_a_place() {
     let server = Server::start();
     let mut client = server.client();
     assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 0);
@@ -220,7 +220,7 @@ fn cancel_gives_a_place_up() {
     queue(&mut client, "b");
     let mut c = waiter(&server, "c");
     let mut d = waiter(&server, "d");
-    assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0, "a hold is no place");
+    assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0, "a hold is not a place");
     for (owner, left) in [("b", &["c connected", "d connected"][..]), ("c", &["d connected"])] {
         assert_eq!(client.call(format!("RFAIRLOCK.CANCEL job {owner}")), 1);
         assert_eq!(client.call(format!("RFAIRLOCK.CANCEL job {owner}")), 0);
@@ -234,12 +234,12 @@ fn cancel_gives_a_place_up() {
     let mut c = waiter(&server, "c");
     client.call("RFAIRLOCK.RELEASE job d");
     assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
-    assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 1, "the head of the queue was in the way");
+    assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 1, "the cancelled place was ahead");
     c.reply().int();
 }
 
 #[test]
-fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_lower() {
+fn waiting_request_is_superseded_by_an_equal_or_higher_id() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -256,9 +256,9 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
 
     client.call("RFAIRLOCK.RELEASE job a");
     let token = three.reply().int();
-    let holder = client.holder("job").expect("it is held");
+    let holder = client.holder("job").expect("a holder");
     assert_eq!((holder.identity(), holder.session), (("b", 1, token), 1));
-    assert!(holder.lease_ms > 50_000, "the newest lease counts: {holder:?}");
+    assert!(holder.lease_ms > 50_000, "the lease of the last request counts: {holder:?}");
     assert_eq!(client.acquire_fair("job b REQ 6 BLOCK 0"), token, "a repeat");
     client.call("RFAIRLOCK.ACQUIRE job b REQ 5").expect_error("STALE");
     assert_eq!(client.call("RFAIRLOCK.HOLDS job b"), 1);
@@ -267,7 +267,7 @@ fn a_request_that_waits_is_taken_over_by_its_id_or_a_higher_one_and_not_by_a_low
 }
 
 #[test]
-fn a_numbered_poller_may_ask_for_its_grant_again() {
+fn poller_with_req_may_repeat_the_request_after_its_grant() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -310,10 +310,10 @@ fn wrong_arguments_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
+fn commands_refuse_locks_of_other_families() {
     const COMMON: [&str; 6] =
         ["ACQUIRE key a", "ACQUIRE key b BLOCK 0", "RELEASE key a", "RENEW key a", "CANCEL key a", "HOLDS key a"];
-    // Those of RLOCK are for a lock of any kind.
+    // The RLOCK versions of these accept a lock of any kind.
     const FOR_ANY: [&str; 4] = ["INFO key", "PTTL key", "WAITERS key", "FORCERELEASE key"];
     let server = Server::start();
     let mut client = server.client();
@@ -340,7 +340,7 @@ fn the_commands_of_one_family_refuse_the_locks_of_the_other() {
 }
 
 #[test]
-fn a_queue_has_no_more_than_max_places() {
+fn queue_is_limited_by_max_places() {
     let server = Server::with(&["rlock.max-places 2"]);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -349,14 +349,15 @@ fn a_queue_has_no_more_than_max_places() {
     for how in ["QUEUE 1000", "BLOCK 0"] {
         client.call(format!("RFAIRLOCK.ACQUIRE job d {how}")).expect_error("MAXWAITERS");
     }
-    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job d"), Reply::Nil, "a try takes no place");
-    // Whoever has one may change how it waits.
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE job d"), Reply::Nil, "an attempt takes no place");
+    // An owner with a place may change how it waits.
     queue(&mut client, "c");
     let _b = waiter(&server, "b");
     assert_eq!(client.places("job"), ["b connected", "c detached"]);
     assert_eq!(client.call("RFAIRLOCK.CANCEL job c"), 1);
     queue(&mut client, "d");
-    // It counts for each lock by itself, and places are no waiting clients.
+    // The limit applies to each lock separately, and places of pollers do not count as waiting
+    // clients.
     assert_eq!(client.call("CONFIG SET rlock.max-waiters 1"), "OK");
     client.acquire_fair("other a");
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE other b QUEUE 1000"), Reply::Nil);
@@ -364,7 +365,7 @@ fn a_queue_has_no_more_than_max_places() {
 }
 
 #[test]
-fn in_transactions_and_scripts_block_is_one_try_and_queue_takes_a_place() {
+fn in_transactions_and_scripts_block_is_one_attempt_and_queue_takes_a_place() {
     let server = Server::start();
     let mut client = server.client();
     let ways: [fn(&mut Client, &str) -> Reply; 2] = [|c, command| c.transaction(command), |c, command| c.eval(command)];
@@ -375,7 +376,7 @@ fn in_transactions_and_scripts_block_is_one_try_and_queue_takes_a_place() {
         assert_eq!(run(&mut client, "RFAIRLOCK.ACQUIRE job b PX 60000 QUEUE 60000"), Reply::Nil);
         assert_eq!(client.places("job"), ["b detached"]);
         assert_eq!(run(&mut client, "RFAIRLOCK.ACQUIRE job b BLOCK 0"), Reply::Nil);
-        assert_eq!(client.places("job"), ["b detached"], "one try leaves the place as it is");
+        assert_eq!(client.places("job"), ["b detached"], "one attempt does not change the place");
         let mut c = waiter(&server, "c");
         assert_eq!(run(&mut client, "RFAIRLOCK.RELEASE job a"), 0);
         let token = run(&mut client, "RFAIRLOCK.ACQUIRE job b BLOCK 0").int();

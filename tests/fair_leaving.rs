@@ -1,4 +1,5 @@
-//! Fair locks: connections that are cut, unblocked or demoted, and values that go from under their waiters.
+//! Fair locks whose waiters are disconnected, unblocked or demoted, and whose keys are removed or
+//! replaced.
 
 use std::thread;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use crate::support::{Client, Command, Reply, Server, Stopwatch, eventually, move
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// How often the races are run. Each run is a millisecond or two.
+/// Runs of each race. Each run takes 1 to 2 ms.
 const RACES: usize = 100;
 
 #[track_caller]
@@ -24,7 +25,7 @@ fn start_with_grace_ms(grace_ms: u64) -> Server {
     Server::with(&[&format!("rlock.fair-grace-ms {grace_ms}")])
 }
 
-/// Ways to cut a waiter off that leave its place to it.
+/// Ways to disconnect or unblock a waiter that leave its place in the queue.
 const CUTS: [&str; 3] = ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id ERROR"];
 
 #[track_caller]
@@ -39,7 +40,7 @@ fn cut(client: &mut Client, way: &str, mut waiter: Client) {
 }
 
 #[test]
-fn whoever_asks_again_within_the_grace_is_at_its_place() {
+fn owner_that_returns_within_the_grace_keeps_its_place() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     for way in CUTS {
@@ -69,7 +70,7 @@ fn whoever_asks_again_within_the_grace_is_at_its_place() {
 }
 
 #[test]
-fn timed_whoever_asks_again_after_the_grace_is_at_the_tail() {
+fn timed_owner_that_returns_after_the_grace_is_at_the_tail() {
     let server = start_with_grace_ms(200);
     let mut client = server.client();
     for way in CUTS {
@@ -91,7 +92,7 @@ fn timed_whoever_asks_again_after_the_grace_is_at_the_tail() {
 }
 
 #[test]
-fn a_place_that_was_found_again_outlives_the_grace() {
+fn reclaimed_place_survives_the_grace() {
     let server = start_with_grace_ms(1500);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -101,13 +102,13 @@ fn a_place_that_was_found_again_outlives_the_grace() {
     eventually(SOON, || client.places("job") == ["b detached", "c detached", "d connected"]);
     let _b = waiter(&server, "b");
     queue(&mut client, "c");
-    // Time itself: what was begun must not go on.
+    // Wait until a grace that was not cancelled would have ended.
     thread::sleep(Duration::from_millis(2000));
     assert_eq!(client.places("job"), ["b connected", "c detached", "d connected"]);
 }
 
 #[test]
-fn timed_a_place_made_by_queue_that_lost_its_connection_is_kept_for_the_grace() {
+fn timed_disconnected_place_is_kept_for_the_grace_even_if_queue_created_it() {
     let server = start_with_grace_ms(300);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -116,14 +117,14 @@ fn timed_a_place_made_by_queue_that_lost_its_connection_is_kept_for_the_grace() 
     let watch = Stopwatch::start();
     drop(b);
     eventually(SOON, || client.places("job").is_empty());
-    watch.assert_took_ms(300..800, "the grace, for the last request decides, and not QUEUE");
+    watch.assert_took_ms(300..800, "the grace: the last request decides, not the earlier QUEUE");
 }
 
 #[test]
-fn timed_a_head_that_was_cut_off_has_the_turn_and_comes_or_not() {
+fn timed_disconnected_head_has_the_turn_until_its_grace_ends() {
     let server = start_with_grace_ms(500);
     let mut client = server.client();
-    for comes in [true, false] {
+    for returns in [true, false] {
         client.acquire_fair("job a PX 60000");
         let b = waiter(&server, "b");
         let mut c = waiter(&server, "c");
@@ -132,7 +133,7 @@ fn timed_a_head_that_was_cut_off_has_the_turn_and_comes_or_not() {
         eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
         client.call("RFAIRLOCK.RELEASE job a");
         assert_eq!(client.call("RFAIRLOCK.HOLDS job c"), 0);
-        if comes {
+        if returns {
             client.acquire_fair("job b PX 60000 BLOCK 0");
             client.call("RFAIRLOCK.RELEASE job b");
             c.reply().int();
@@ -145,7 +146,7 @@ fn timed_a_head_that_was_cut_off_has_the_turn_and_comes_or_not() {
 }
 
 #[test]
-fn client_unblock_timeout_gives_the_place_up() {
+fn client_unblock_timeout_gives_up_the_place() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -160,7 +161,7 @@ fn client_unblock_timeout_gives_the_place_up() {
 }
 
 #[test]
-fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
+fn waiter_killed_in_the_turn_of_its_grant_is_at_the_head_again() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     for round in 0..RACES {
@@ -172,9 +173,9 @@ fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
         let step = if round % 2 == 0 { [release, kill] } else { [kill, release] };
         client.call_in_one_step(&step);
         eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
-        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "nobody holds it");
+        assert_eq!(client.call("RFAIRLOCK.PTTL job"), -2, "the lock has no holder");
         client.acquire_fair("job b PX 60000");
-        assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0, "it holds once");
+        assert_eq!(client.call("RFAIRLOCK.RELEASE job b"), 0, "the owner has one hold");
         c.reply().int();
         assert_eq!(client.call("RFAIRLOCK.RELEASE job c"), 0);
     }
@@ -182,7 +183,7 @@ fn a_waiter_killed_in_the_tick_of_its_grant_is_at_the_head_again() {
 }
 
 #[test]
-fn timed_the_end_of_a_session_serves_the_queue() {
+fn timed_end_of_a_session_grants_the_next_waiter() {
     let server = Server::start();
     let (mut holder, mut client) = (server.client(), server.client());
     holder.acquire_fair("job a PX 60000 SESSION 0");
@@ -190,16 +191,16 @@ fn timed_the_end_of_a_session_serves_the_queue() {
     queue(&mut client, "c");
     drop(holder);
     let token = b.reply().int();
-    let hold = client.holder("job").expect("it is held");
+    let hold = client.holder("job").expect("a holder");
     assert_eq!((hold.identity(), hold.session), (("b", 1, token), 1));
 
-    // The connection is the waiter's own, and its end is felt as well.
+    // The session is bound to the waiter's own connection, whose end is noticed as well.
     drop(b);
     eventually(SOON, || client.call("RFAIRLOCK.PTTL job") == -2);
-    // A poller binds the connection over which it is granted.
+    // A poller's session is bound to the connection over which it is granted.
     let mut c = server.client();
     c.acquire_fair("job c PX 60000 SESSION 300");
-    assert_eq!(client.holder("job").expect("it is held").session, 1);
+    assert_eq!(client.holder("job").expect("a holder").session, 1);
     let watch = Stopwatch::start();
     drop(c);
     eventually(SOON, || client.call("EXISTS job") == 0);
@@ -207,7 +208,7 @@ fn timed_the_end_of_a_session_serves_the_queue() {
 }
 
 #[test]
-fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_gone() {
+fn connected_waiters_keep_their_order_after_a_removal_and_detached_places_are_lost() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     for removal in
@@ -223,7 +224,7 @@ fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_
         queue(&mut client, "q");
         let c = waiter(&server, "c");
         let mut d = waiter(&server, "d");
-        // One that has been away is where it was at first, not where it came back.
+        // An owner that reconnects keeps its original place, not the one of its reconnection.
         drop(c);
         eventually(SOON, || client.places("job")[3] == "c detached");
         let mut c = waiter(&server, "c");
@@ -231,7 +232,7 @@ fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_
         drop(gone);
         eventually(SOON, || client.places("job")[5] == "e detached");
 
-        // Nothing runs between the removal and the newcomer.
+        // No timer runs between the removal and the newcomer's request.
         let step = [removal, "RFAIRLOCK.ACQUIRE job newcomer"].map(Command::from);
         let answers = client.call_in_one_step(&step);
         assert!(!matches!(answers[0], Reply::Error(_)), "{removal}: {answers:?}");
@@ -250,7 +251,7 @@ fn connected_waiters_keep_their_order_in_the_next_value_and_detached_places_are_
 }
 
 #[test]
-fn another_type_under_the_name_refuses_the_waiters_and_another_fair_lock_takes_them_in() {
+fn waiters_are_refused_by_another_type_and_join_another_fair_lock() {
     let server = Server::start();
     let mut client = server.client();
     for other in ["SET job text", "RENAME mutex job"] {
@@ -282,14 +283,14 @@ fn another_type_under_the_name_refuses_the_waiters_and_another_fair_lock_takes_t
 }
 
 #[test]
-fn a_demotion_detaches_the_places_and_a_promotion_finds_them() {
+fn demotion_detaches_places_and_promotion_restores_them() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
     let mut b = waiter(&server, "b");
     queue(&mut client, "p");
     let mut c = waiter(&server, "c");
-    // Nobody listens there, so it keeps its data.
+    // No server listens on this port, so the demoted server keeps its data.
     client.call("REPLICAOF 127.0.0.1 1");
     for waiter in [&mut b, &mut c] {
         waiter.reply().expect_error("UNBLOCKED");

@@ -1,4 +1,4 @@
-//! Fair locks: the order of a long queue, and what those cost the others who never come.
+//! Fair locks: the order of a long queue, and how much waiters that never return delay the others.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::support::{Client, Command, Events, Reply, Server, Stopwatch, eventual
 const SOON: Duration = Duration::from_secs(5);
 const WAITERS: usize = 1000;
 
-/// What the way there and back may add to a measured time.
+/// Upper bound for the overhead of commands and timers in a measured time.
 const NOISE_MS: u64 = 700;
 
 fn start_with_grace_ms(grace_ms: u64) -> Server {
@@ -24,21 +24,23 @@ fn soon_after_ms(ms: u64) -> Range<u64> {
     ms..ms + NOISE_MS
 }
 
-/// A connection that waits for `job`. Should it be cut when it has just been granted, the hold ends with it.
+/// A connection that waits for `job`. If it is closed right after its grant, `SESSION 0` ends the
+/// hold.
 #[track_caller]
 fn waiter(server: &Server, owner: &str) -> Client {
     server.blocked_waiter(format!("RFAIRLOCK.ACQUIRE job {owner} PX 60000 SESSION 0 BLOCK 0"))
 }
 
 #[test]
-fn a_thousand_waiters_are_served_in_the_order_of_their_arrival() {
+fn one_thousand_waiters_are_served_in_order_of_arrival() {
     let server = Server::start();
     let mut client = server.client();
     let mut tokens = vec![client.acquire_fair("job first PX 60000")];
     let mut waiters: Vec<_> = (0..WAITERS)
         .map(|number| {
             let mut waiter = waiter(&server, &format!("w{number}"));
-            // Read by the server as soon as the wait has ended, so that the lock runs down the queue by itself.
+            // The server reads this as soon as the wait ends, so the lock passes down the queue
+            // without the test.
             waiter.send(format!("RFAIRLOCK.RELEASE job w{number}"));
             waiter
         })
@@ -52,7 +54,7 @@ fn a_thousand_waiters_are_served_in_the_order_of_their_arrival() {
     assert_eq!(client.call("EXISTS job"), 0);
 }
 
-/// The ways to leave a queue. The first two leave a place behind.
+/// Ways to leave a queue. The first two leave a place behind.
 const WAYS: [Leave; 4] = [
     |_, _, leaver| drop(leaver),
     |client, _, leaver| assert_eq!(client.call(format!("CLIENT KILL ID {}", leaver.id())), 1),
@@ -69,13 +71,13 @@ const WAYS: [Leave; 4] = [
 type Leave = fn(&mut Client, &str, Client);
 
 #[test]
-fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
+fn leaving_waiters_do_not_change_the_order_of_the_others() {
     let grace_ms = 200;
     let mut random = StdRng::seed_from_u64(seed());
     let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
     let mut last = client.acquire_fair("job first PX 60000");
-    // The connection is a part of it: it ends the hold.
+    // Keeps the holder's connection open, because closing it ends the hold.
     let mut holder = ("first".to_owned(), server.client());
     let mut waiting: VecDeque<_> = (0..WAITERS)
         .map(|number| {
@@ -90,12 +92,13 @@ fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
         let watch = Stopwatch::start();
         assert_eq!(client.call(format!("RFAIRLOCK.RELEASE job {}", holder.0)), 0);
         let token = waiter.reply().int();
-        // Whoever died has done so before this release: also of several in a row, each is given up within the grace.
-        watch.assert_took_ms(0..grace_ms + NOISE_MS, "a wait for the dead");
-        assert!(token > last, "tokens rise in the order of holding");
+        // The dead waiters died before this release. So even several in a row are skipped within
+        // one grace.
+        watch.assert_took_ms(0..grace_ms + NOISE_MS, "a wait behind dead waiters");
+        assert!(token > last, "tokens rise in the order of the holds");
         (holder, last) = ((owner, waiter), token);
         served += 1;
-        // So that in the end 300 of 1000 have left.
+        // The ratio 3 to 7 makes 300 of 1000 waiters leave.
         while left * 7 < served * 3 && !waiting.is_empty() {
             let at = random.random_range(0..waiting.len());
             let (owner, leaver) = waiting.remove(at).expect("a waiter");
@@ -110,7 +113,7 @@ fn those_who_leave_a_queue_change_nothing_for_the_order_of_the_others() {
 }
 
 #[test]
-fn the_dead_whose_grace_is_over_cost_nothing() {
+fn dead_waiters_after_their_grace_cause_no_delay() {
     let server = start_with_grace_ms(300);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
@@ -124,7 +127,7 @@ fn the_dead_whose_grace_is_over_cost_nothing() {
 
     let mut holder = "first";
     for (owner, waiter) in &mut living {
-        // Not a matter of milliseconds: the step that frees the lock has granted it.
+        // No time is measured: the step that frees the lock also grants it.
         let release = format!("RFAIRLOCK.RELEASE job {holder}").into();
         let holds = format!("RFAIRLOCK.HOLDS job {owner}").into();
         assert_eq!(client.call_in_one_step(&[release, holds]), [Reply::Int(0), Reply::Int(1)]);
@@ -134,7 +137,7 @@ fn the_dead_whose_grace_is_over_cost_nothing() {
 }
 
 #[test]
-fn timed_those_who_died_together_cost_one_grace_together() {
+fn timed_waiters_that_died_together_delay_by_one_grace() {
     let grace_ms = 500;
     let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
@@ -150,7 +153,7 @@ fn timed_those_who_died_together_cost_one_grace_together() {
 }
 
 #[test]
-fn timed_each_poller_that_never_comes_costs_its_successor_the_grace() {
+fn timed_each_poller_that_never_returns_delays_by_its_grace() {
     let grace_ms = 300;
     let server = start_with_grace_ms(grace_ms);
     let mut client = server.client();
@@ -163,13 +166,13 @@ fn timed_each_poller_that_never_comes_costs_its_successor_the_grace() {
     let watch = Stopwatch::start();
     assert_eq!(client.call("RFAIRLOCK.RELEASE job first"), 0);
     next.reply().int();
-    watch.assert_took_ms(soon_after_ms(grace_ms * 3), "the grace of three");
+    watch.assert_took_ms(soon_after_ms(grace_ms * 3), "three graces");
     let turn = "rlock.turn job";
     assert_eq!(events.so_far(), ["rlock.release job", turn, turn, turn, "rlock.acquire job"]);
 }
 
 #[test]
-fn timed_a_poller_whose_life_ends_in_its_turn_costs_no_more_than_that() {
+fn timed_poller_whose_place_expires_in_its_turn_delays_only_until_then() {
     let server = start_with_grace_ms(60_000);
     let mut client = server.client();
     client.acquire_fair("job first PX 60000");
@@ -178,11 +181,11 @@ fn timed_a_poller_whose_life_ends_in_its_turn_costs_no_more_than_that() {
     let mut next = waiter(&server, "next");
     assert_eq!(client.call("RFAIRLOCK.RELEASE job first"), 0);
     next.reply().int();
-    watch.assert_took_ms(soon_after_ms(300), "the life of the place");
+    watch.assert_took_ms(soon_after_ms(300), "the QUEUE time of the place");
 }
 
 #[test]
-fn owners_that_poll_and_owners_that_block_are_served_in_one_order() {
+fn polling_and_blocking_owners_are_served_in_one_order() {
     let mut random = StdRng::seed_from_u64(seed());
     let server = Server::start();
     let mut client = server.client();
@@ -218,14 +221,14 @@ fn owners_that_poll_and_owners_that_block_are_served_in_one_order() {
             }
         };
         assert_eq!(events.next(), "rlock.acquire job");
-        assert!(token > last, "tokens rise in the order of holding");
+        assert!(token > last, "tokens rise in the order of the holds");
         (holder, last) = (owner, token);
     }
     assert_eq!(client.places("job"), [""; 0]);
 }
 
 #[test]
-fn nobody_passes_one_whose_turn_it_is() {
+fn newcomer_does_not_pass_the_owner_whose_turn_it_is() {
     let server = Server::start();
     let mut client = server.client();
     for behind in ["RFAIRLOCK.ACQUIRE job c", "RFAIRLOCK.ACQUIRE job c QUEUE 60000"] {

@@ -1,4 +1,4 @@
-//! Fair locks: the queue outlives the process, the server, and the name.
+//! Fair locks: the queue survives restarts, failovers and new key names.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::support::{Client, Command, Events, Reply, Server, eventually, propaga
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Long enough for a hundred owners to come back on a busy machine.
+/// Long enough for 100 owners to reconnect on a busy machine.
 const GRACE: Duration = Duration::from_secs(3);
 const GRACE_LINE: &str = "rlock.fair-grace-ms 3000";
 
@@ -19,22 +19,22 @@ const GRACE_LINE: &str = "rlock.fair-grace-ms 3000";
 enum Waits {
     /// Connected, and asks again with BLOCK.
     Connected,
-    /// With QUEUE, and asks again with QUEUE.
+    /// Polls with QUEUE, and asks again with QUEUE.
     Polling,
-    /// With QUEUE, and does not ask again before its turn.
+    /// Polls with QUEUE, and does not ask again before its turn.
     Patient,
     /// Connected, and never asks again.
     LostConnected,
-    /// With a QUEUE so short that only the grace keeps its place, and never asks again.
+    /// Polls with a QUEUE time so short that only the grace keeps its place, and never asks again.
     LostPolling,
 }
 
 use Waits::{Connected, LostConnected, LostPolling, Patient, Polling};
 
-/// Each kind of waiter, and how many of a hundred are of it.
+/// The kinds of waiters, and how many of 100 owners are of each kind.
 const MIX: [(Waits, usize); 5] = [(Connected, 45), (Polling, 45), (Patient, 3), (LostConnected, 4), (LostPolling, 3)];
 
-/// Owners who stand in line for a lock that "first" holds.
+/// Owners in the queue of a lock that "first" holds.
 struct Line {
     owners: Vec<(String, Waits)>,
     connections: Vec<Client>,
@@ -69,13 +69,13 @@ impl Line {
         self.owners.iter().filter_map(place).collect()
     }
 
-    /// Those who come back are served in the old order and before newcomers; the others are dropped after the grace, which
-    /// has begun after `start`.
+    /// Asserts that owners who return are served in their old order and before newcomers, and that
+    /// the others lose their places after the grace, which began after `start`.
     #[track_caller]
     fn assert_intact(mut self, server: &Server, key: &str, start: Instant, random: &mut StdRng) {
         let mut client = server.client();
         eventually(SOON, || client.places(key) == self.places(|_| Some("detached")));
-        // A newcomer asks before any of them does.
+        // A newcomer asks before any owner returns.
         let mut newcomer = server.waiter(format!("RFAIRLOCK.ACQUIRE {key} newcomer PX 600000 BLOCK 0"));
         let mut returning: Vec<_> = (0..self.owners.len()).collect();
         returning.shuffle(random);
@@ -92,7 +92,7 @@ impl Line {
         }
         let mut all = self.places(|waits| Some(if waits == Connected { "connected" } else { "detached" }));
         all.push("newcomer connected".to_owned());
-        assert_eq!(client.places(key), all, "back within the grace, after {:?}", start.elapsed());
+        assert_eq!(client.places(key), all, "returned within the grace, after {:?}", start.elapsed());
 
         eventually(GRACE + SOON, || client.places(key) != all);
         assert!(start.elapsed() >= GRACE, "dropped after {:?}", start.elapsed());
@@ -112,7 +112,7 @@ impl Line {
                 (LostConnected | LostPolling, _) => continue,
                 _ => client.acquire_fair(&format!("{key} {owner} PX 600000")),
             };
-            assert!(token > last, "tokens rise in the order of holding");
+            assert!(token > last, "tokens rise in the order of the holds");
             last = token;
             assert_eq!(client.call(format!("RFAIRLOCK.RELEASE {key} {owner}")), 0);
         }
@@ -120,9 +120,9 @@ impl Line {
     }
 }
 
-/// Forms a line, brings it back somehow, and hands out nothing: whatever becomes of it is checked.
+/// Builds a queue, brings it back with `bring_back`, and checks it.
 #[track_caller]
-fn assert_the_line_survives(server: Server, bring_back: impl FnOnce(Server) -> Server) {
+fn assert_queue_survives(server: Server, bring_back: impl FnOnce(Server) -> Server) {
     let mut random = StdRng::seed_from_u64(seed());
     let line = Line::form(&server, &mut random);
     let start = Instant::now();
@@ -136,15 +136,15 @@ fn kill_and_restart(mut server: Server) -> Server {
 }
 
 #[test]
-fn an_append_only_file_brings_the_queue_back_after_a_kill() {
-    assert_the_line_survives(Server::with_aof(&[GRACE_LINE]), kill_and_restart);
+fn append_only_file_restores_the_queue_after_a_kill() {
+    assert_queue_survives(Server::with_aof(&[GRACE_LINE]), kill_and_restart);
 }
 
 #[test]
-fn a_rewritten_append_only_file_brings_the_queue_back() {
+fn rewritten_append_only_file_restores_the_queue() {
     for preamble in ["yes", "no"] {
         let server = Server::with_aof(&[GRACE_LINE, &format!("aof-use-rdb-preamble {preamble}")]);
-        assert_the_line_survives(server, |server| {
+        assert_queue_survives(server, |server| {
             server.client().rewrite_append_only_file();
             kill_and_restart(server)
         });
@@ -152,18 +152,18 @@ fn a_rewritten_append_only_file_brings_the_queue_back() {
 }
 
 #[test]
-fn a_snapshot_brings_the_queue_back() {
-    assert_the_line_survives(Server::with(&[GRACE_LINE]), |server| {
+fn snapshot_restores_the_queue() {
+    assert_queue_survives(Server::with(&[GRACE_LINE]), |server| {
         assert_eq!(server.client().call("SAVE"), "OK");
         kill_and_restart(server)
     });
 }
 
 #[test]
-fn a_promoted_replica_has_the_queue() {
+fn promoted_replica_has_the_queue() {
     let primary = Server::with(&[GRACE_LINE]);
     let replica = Server::replica_of(&primary, &[GRACE_LINE]);
-    assert_the_line_survives(primary, |primary| {
+    assert_queue_survives(primary, |primary| {
         replica.catch_up_with(&primary);
         drop(primary);
         assert_eq!(replica.client().call("REPLICAOF NO ONE"), "OK");
@@ -172,11 +172,11 @@ fn a_promoted_replica_has_the_queue() {
 }
 
 #[test]
-fn a_failover_hands_the_queue_over() {
+fn failover_keeps_the_queue() {
     let primary = Server::with(&[GRACE_LINE]);
     let replica = Server::replica_of(&primary, &[GRACE_LINE]);
     let mut demoted = None;
-    assert_the_line_survives(primary, |primary| {
+    assert_queue_survives(primary, |primary| {
         assert_eq!(primary.client().call("FAILOVER"), "OK");
         eventually(SOON, || replica.client().info("role") == "master");
         demoted = Some(primary);
@@ -187,7 +187,7 @@ fn a_failover_hands_the_queue_over() {
 type Move = (&'static str, fn(&mut Client));
 
 #[test]
-fn a_value_under_another_name_has_the_queue_without_its_connections() {
+fn moved_or_copied_lock_has_the_queue_without_connections() {
     let server = Server::with(&[GRACE_LINE]);
     let moves: [Move; 5] = [
         ("RENAME", |client| assert_eq!(client.call("RENAME job away"), "OK")),
@@ -221,7 +221,7 @@ fn a_value_under_another_name_has_the_queue_without_its_connections() {
 }
 
 #[test]
-fn a_copy_leaves_the_original_and_its_connections_alone() {
+fn copy_does_not_change_the_original_or_its_connections() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -231,13 +231,13 @@ fn a_copy_leaves_the_original_and_its_connections_alone() {
     eventually(SOON, || client.places("copy") == ["b detached", "c detached"]);
     assert_eq!(client.places("job"), ["b connected", "c detached"]);
     assert_eq!(client.call("RFAIRLOCK.RELEASE copy a"), 0);
-    assert_eq!(client.places("copy"), ["b detached", "c detached"], "the connection is no connection of the copy");
+    assert_eq!(client.places("copy"), ["b detached", "c detached"], "the connection does not belong to the copy");
     assert_eq!(client.call("RFAIRLOCK.RELEASE job a"), 0);
     b.reply().int();
 }
 
 #[test]
-fn a_reload_in_place_keeps_the_order_and_the_connections() {
+fn reload_keeps_the_order_and_the_connections() {
     let server = Server::with_aof(&[GRACE_LINE]);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -257,7 +257,7 @@ fn a_reload_in_place_keeps_the_order_and_the_connections() {
 }
 
 #[test]
-fn a_turn_that_was_running_begins_anew_after_a_restart() {
+fn running_turn_begins_again_after_a_restart() {
     let mut server = Server::with_aof(&[GRACE_LINE]);
     let mut client = server.client();
     client.acquire_fair("job a PX 60000");
@@ -265,20 +265,20 @@ fn a_turn_that_was_running_begins_anew_after_a_restart() {
         assert_eq!(client.call(format!("RFAIRLOCK.ACQUIRE job {owner} QUEUE 60000")), Reply::Nil);
     }
     client.call("RFAIRLOCK.RELEASE job a");
-    // Time itself: half of the turn passes, and counts for nothing.
+    // Half of the turn passes before the restart, and must not count.
     thread::sleep(GRACE / 2);
     let start = Instant::now();
     server.kill_and_restart();
     let mut client = server.client();
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE job newcomer"), Reply::Nil);
     assert_eq!(client.places("job"), ["b detached", "c detached"]);
-    // b never comes.
+    // `b` never returns.
     eventually(GRACE + SOON, || client.places("job") == ["c detached"]);
     assert!(start.elapsed() >= GRACE, "{:?}", start.elapsed());
     client.acquire_fair("job c");
 }
 
-/// What was propagated about locks, with `#` for each token and time.
+/// The propagated effects of locks, with `#` for each token and time.
 #[track_caller]
 fn effects(server: &Server) -> Vec<String> {
     let commands = propagated(server);
@@ -296,7 +296,7 @@ fn effects(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
+fn changes_of_places_are_propagated_and_denied_attempts_are_not() {
     let server = Server::with_aof(&["rlock.fair-grace-ms 100"]);
     let mut client = server.client();
     let mut call = |command: &str| client.call(format!("RFAIRLOCK.{command}"));
@@ -326,11 +326,11 @@ fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
     call("ACQUIRE job d BLOCK 1");
     call("ACQUIRE job e QUEUE 1");
     expect(
-        "what is over",
+        "places that time out",
         &["queued connected # - tail d", "left timed-out d", "queued polled:# # - tail e", "left lapsed e"],
     );
     drop(c);
-    expect("a cut", &["kept grace:# 3 c", "left lapsed c"]);
+    expect("a lost connection", &["kept grace:# 3 c", "left lapsed c"]);
     let mut c = server.waiter("RFAIRLOCK.ACQUIRE job c PX 20000 REQ 3 BLOCK 0");
     call("ACQUIRE job d QUEUE 60000");
     call("CANCEL job d");
@@ -344,7 +344,7 @@ fn what_becomes_of_places_is_propagated_and_a_denied_try_is_not() {
 }
 
 #[test]
-fn a_replica_shows_the_places_and_decides_nothing() {
+fn replica_shows_the_places_and_decides_nothing() {
     let primary = Server::with(&["rlock.fair-grace-ms 1000"]);
     let replica = Server::replica_of(&primary, &["rlock.fair-grace-ms 1"]);
     let (mut on_primary, mut on_replica) = (primary.client(), replica.client());
@@ -366,7 +366,8 @@ fn a_replica_shows_the_places_and_decides_nothing() {
     on_primary.call("CLIENT PAUSE 60000 WRITE");
     replica.catch_up_with(&primary);
     let digest = on_replica.call("DEBUG DIGEST");
-    // When that life is over, the turn is, too. What is over is not shown, and is there until the primary ends it.
+    // When the place of `d` expires, the turn of `b` has ended, too. The replica hides the expired
+    // place, but keeps it until the primary ends it.
     eventually(SOON, || on_replica.places("job") == ["b detached", "c connected"]);
     assert_eq!(on_replica.call("DEBUG DIGEST"), digest);
     assert_eq!(on_replica.call("RLOCK.PTTL job"), -2);
@@ -377,9 +378,10 @@ fn a_replica_shows_the_places_and_decides_nothing() {
     assert_eq!(on_replica.call("DEBUG DIGEST"), on_primary.call("DEBUG DIGEST"));
 }
 
-/// Where very many have to be connected anew that takes turns, in which a place without grace looks as if it were over.
+/// Reattaching this many waiters takes several turns. In between a place with GRACE 0 has no
+/// connection, and could look expired.
 #[test]
-fn whoever_waits_keeps_its_place_while_very_many_are_connected_anew() {
+fn waiter_keeps_its_place_while_many_waiters_are_reattached() {
     const WAITERS: usize = 2500;
     const AT: usize = 1550;
     let server = Server::start();

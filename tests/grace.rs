@@ -1,4 +1,4 @@
-//! GRACE: how long a fair lock keeps a place whose connection is gone.
+//! GRACE: how long a fair lock keeps a place after its connection is gone.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ fn places(client: &mut Client) -> Vec<String> {
 
 /// Rule G1.
 #[test]
-fn a_place_without_grace_ends_with_its_connection() {
+fn place_is_kept_for_the_grace_of_its_request() {
     let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
     let mut client = server.client();
     client.acquire("job a PX 600000");
@@ -28,7 +28,7 @@ fn a_place_without_grace_ends_with_its_connection() {
 
 /// Rule G3.
 #[test]
-fn the_last_request_that_names_it_decides() {
+fn last_request_with_a_grace_decides() {
     let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
     let mut client = server.client();
     client.acquire("job a PX 600000");
@@ -41,19 +41,19 @@ fn the_last_request_that_names_it_decides() {
 
 /// Rule G2.
 #[test]
-fn it_bounds_the_reservation_of_a_free_lock() {
+fn grace_limits_the_reservation_of_a_free_lock() {
     let server = Server::with_module_arguments("", &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
     let mut client = server.client();
     client.acquire("job a PX 600000");
     assert_eq!(client.call("LOCK.ACQUIRE job b QUEUE 600000 GRACE 50"), Reply::Nil);
     let mut next = server.waiter("LOCK.ACQUIRE job c BLOCK 0");
     client.call("LOCK.RELEASE job a");
-    next.reply_within(SOON).expect("the turn of b is over soon").int();
+    next.reply_within(SOON).expect("the turn of b ends soon").int();
 }
 
 /// Rules G1, G3.
 #[test]
-fn it_is_there_on_a_replica_and_after_a_restart_or_a_restore() {
+fn grace_survives_replication_restart_and_restore() {
     let lines = ["appendonly yes", "appendfsync always", "rlock.fair-grace-ms 600000"];
     let mut server = Server::with(&lines).speaking(FAIR);
     let replica = Server::replica_of(&server, &["rlock.fair-grace-ms 600000"]).speaking(FAIR);
@@ -76,7 +76,7 @@ fn it_is_there_on_a_replica_and_after_a_restart_or_a_restore() {
 
 /// Rule G4.
 #[test]
-fn a_grace_without_a_place_is_an_error() {
+fn grace_without_a_place_is_refused() {
     let server = Server::start();
     let mut client = server.client();
     for (options, text) in [
@@ -91,7 +91,8 @@ fn a_grace_without_a_place_is_an_error() {
     assert!(client.call("RLOCK.ACQUIRE job a BLOCK 0 GRACE 5").expect_error("ERR").contains("unknown option 'GRACE'"));
 }
 
-/// How often four workers hold one fair lock in a while, beside a client that connects under a new name, asks, and dies.
+/// Counts how often four workers hold one fair lock within 400 ms. Meanwhile a client connects
+/// under new names again and again, asks, and dies.
 fn rounds(crashing: Option<&str>) -> u64 {
     const WHILE: Duration = Duration::from_millis(400);
     let server = Server::start().speaking(FAIR);
@@ -129,7 +130,7 @@ fn rounds(crashing: Option<&str>) -> u64 {
     })
 }
 
-/// Of five rounds the median.
+/// Returns the median of the shares.
 fn median(mut shares: Vec<f64>) -> f64 {
     shares.sort_by(f64::total_cmp);
     shares[shares.len() / 2]
@@ -137,13 +138,13 @@ fn median(mut shares: Vec<f64>) -> f64 {
 
 /// Rule G1.
 #[test]
-fn timed_a_client_that_crashes_again_and_again_costs_a_fair_queue_little() {
+fn timed_client_that_crashes_repeatedly_delays_a_fair_queue_little() {
     if waits_by_notify() {
         return;
     }
     let share = |crashing| median((0..5).map(|_| rounds(crashing) as f64 / rounds(None) as f64).collect());
     let (none, usual) = (share(Some(" GRACE 0")), share(Some("")));
-    println!("of the hand-overs without it: {none:.3} with GRACE 0, {usual:.3} with the usual grace");
+    println!("share of the hand-overs without crashes: {none:.3} with GRACE 0, {usual:.3} with the default grace");
     assert!(none > 0.6, "{none}");
     assert!(usual < 0.3, "{usual}");
 }

@@ -1,4 +1,4 @@
-//! Who holds a lock, how often and until when, as far as no one waits.
+//! Holders, counts and leases of locks, mostly without waiters.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,14 +8,14 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A lease that was set to `ms` a moment ago. No test machine stalls for five seconds.
+/// Asserts that a lease was set to `ms` a moment ago. No test machine stalls for five seconds.
 #[track_caller]
 fn assert_fresh(left_ms: i64, ms: i64) {
     assert!((ms - 5000..=ms).contains(&left_ms), "{left_ms} ms left, not about {ms}");
 }
 
 #[test]
-fn a_free_lock_is_granted_and_a_held_one_is_not() {
+fn free_lock_is_granted_and_held_lock_is_not() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut one, mut other) = (server.client(), server.client());
         assert!(one.acquire("job a") > 0);
@@ -28,13 +28,13 @@ fn a_free_lock_is_granted_and_a_held_one_is_not() {
 }
 
 #[test]
-fn a_denied_try_leaves_nothing_behind() {
+fn denied_attempt_leaves_nothing_behind() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000"), Reply::Nil);
         assert_eq!(client.call("LOCK.RELEASE job a"), 0);
-        assert!(client.is_free("job"), "what was answered nil is never granted later");
+        assert!(client.is_free("job"), "a request that got nil is never granted later");
     }
 }
 
@@ -51,7 +51,7 @@ fn reentry_counts_and_keeps_the_token() {
 }
 
 #[test]
-fn release_answers_the_holds_left_and_the_last_one_frees() {
+fn release_returns_the_remaining_holds_and_the_last_one_frees_the_lock() {
     for server in Server::for_each(REENTRANT) {
         let mut client = server.client();
         for _ in 0..3 {
@@ -68,7 +68,7 @@ fn release_answers_the_holds_left_and_the_last_one_frees() {
 }
 
 #[test]
-fn any_connection_acts_for_an_owner_because_the_owner_is_a_value() {
+fn owner_may_use_any_connection() {
     for server in Server::for_each(ALL) {
         let token = server.client().acquire("job a");
         assert_eq!(server.client().acquire("job a"), token);
@@ -88,7 +88,7 @@ fn owners_are_arbitrary_bytes_up_to_512() {
             assert!(client.call(acquire).int() > 0);
             let holders = client.call("LOCK.INFO job").field("holders");
             assert_eq!(holders.array()[0].field("owner").bytes(), owner);
-            // A prefix is another owner.
+            // A prefix of the name is another owner.
             let holds: Command = [b"LOCK.HOLDS".as_slice(), b"job", &owner[..owner.len() - 1]].into();
             assert_eq!(client.call(holds), 0);
             let release: Command = [b"LOCK.RELEASE".as_slice(), b"job", owner].into();
@@ -114,7 +114,7 @@ fn keys_are_arbitrary_bytes() {
 }
 
 #[test]
-fn who_does_not_hold_can_neither_release_nor_renew() {
+fn only_the_owner_can_release_or_renew() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         for command in ["LOCK.RELEASE job b", "LOCK.RENEW job b", "LOCK.RENEW job b PX 60000"] {
@@ -124,7 +124,7 @@ fn who_does_not_hold_can_neither_release_nor_renew() {
         let token = client.acquire("job a PX 20000");
         for command in ["LOCK.RELEASE job b", "LOCK.RENEW job b", "LOCK.RENEW job b PX 60000"] {
             client.call(command).expect_error("NOTOWNER");
-            let holder = client.holder("job").expect("it is still held");
+            let holder = client.holder("job").expect("a holder");
             assert_eq!(holder.identity(), ("a", 1, token));
             assert_fresh(holder.lease_ms, 20000);
         }
@@ -132,7 +132,7 @@ fn who_does_not_hold_can_neither_release_nor_renew() {
 }
 
 #[test]
-fn reentry_and_renew_never_bring_the_deadline_nearer() {
+fn reentry_and_renew_never_shorten_the_lease() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 100000");
@@ -149,16 +149,16 @@ fn reentry_and_renew_never_bring_the_deadline_nearer() {
 }
 
 #[test]
-fn renew_without_a_lease_uses_the_one_last_given() {
+fn renew_without_a_lease_uses_the_last_one() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 2000");
-        // After half of it has run a renewal shows the whole again, neither the rest nor the default.
+        // After half of the lease RENEW restores all of it: neither the rest nor the default.
         eventually(SOON, || client.call("LOCK.PTTL job").int() <= 1000);
         let renewed = client.call("LOCK.RENEW job a").int();
         assert!((1001..=2000).contains(&renewed), "{renewed}");
 
-        // A lease given by re-entry or by RENEW counts as well.
+        // A lease set by re-entry or RENEW counts as well.
         client.acquire("job a PX 90000");
         assert_fresh(client.call("LOCK.RENEW job a").int(), 90_000);
         client.call("LOCK.RENEW job a PX 120000");
@@ -167,7 +167,7 @@ fn renew_without_a_lease_uses_the_one_last_given() {
 }
 
 #[test]
-fn releasing_an_inner_hold_leaves_the_lease_alone() {
+fn releasing_an_inner_hold_does_not_change_the_lease() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 20000");
@@ -178,7 +178,7 @@ fn releasing_an_inner_hold_leaves_the_lease_alone() {
 }
 
 #[test]
-fn the_default_lease_is_30_seconds() {
+fn default_lease_is_30_seconds() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a");
@@ -187,7 +187,7 @@ fn the_default_lease_is_30_seconds() {
 }
 
 #[test]
-fn a_lock_nobody_holds_has_no_ttl_no_info_no_holds_and_no_waiters() {
+fn free_lock_has_no_ttl_info_holds_or_waiters() {
     for server in Server::for_each(TRANSIENT) {
         let mut client = server.client();
         let assert_absent = |client: &mut Client| {
@@ -219,7 +219,7 @@ fn forcerelease_ends_all_holds_at_once() {
 }
 
 #[test]
-fn forcerelease_with_a_token_ends_only_the_hold_with_that_token() {
+fn forcerelease_with_token_ends_only_that_hold() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let old = client.acquire("job a");
@@ -233,7 +233,7 @@ fn forcerelease_with_a_token_ends_only_the_hold_with_that_token() {
 }
 
 #[test]
-fn who_holds_and_who_waits_can_be_seen() {
+fn info_and_waiters_show_holders_and_waiters() {
     for server in Server::for_each(REENTRANT) {
         let mut client = server.client();
         let token = client.acquire("job a PX 60000 SESSION 1000");
@@ -285,37 +285,38 @@ fn who_holds_and_who_waits_can_be_seen() {
 }
 
 #[test]
-fn a_hold_without_session_shows_as_bound_to_nothing() {
+fn hold_without_session_shows_session_0() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a");
-        assert_eq!(client.holder("job").expect("it is held").session, 0);
+        assert_eq!(client.holder("job").expect("a holder").session, 0);
     }
 }
 
 #[test]
-fn a_lapsed_lease_shows_nowhere_even_before_it_is_removed() {
+fn expired_lease_is_hidden_before_its_removal() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 100");
-        // Nothing is removed during a pause, so the reading commands below meet the lapsed hold itself.
+        // A pause prevents the removal, so the reading commands below meet the expired hold.
         client.call("CLIENT PAUSE 60000 WRITE");
         eventually(SOON, || client.call("LOCK.PTTL job") == -2);
         assert_eq!(client.call("LOCK.HOLDS job a"), 0);
         assert_eq!(client.holder("job"), None);
         assert_eq!(client.call("LOCK.INFO job") == Reply::Nil, server.family().goes_when_idle());
-        assert_eq!(client.call("EXISTS job"), 1, "it is not removed");
+        assert_eq!(client.call("EXISTS job"), 1, "the key is not removed yet");
         client.call("CLIENT UNPAUSE");
         eventually(SOON, || client.is_free("job"));
     }
 }
 
 #[test]
-fn a_lapsed_lease_has_no_effect_even_before_it_is_removed() {
+fn expired_lease_has_no_effect_before_its_removal() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let outlive_the_lease = || ["LOCK.ACQUIRE job a PX 20", "DEBUG SLEEP 0.05"].map(Command::from);
-        // The server sleeps within the step, so the module's timer cannot have removed the lapsed hold.
+        // The server sleeps within the step, so the module's timer cannot have removed the expired
+        // hold.
         for too_late in ["LOCK.RELEASE job a", "LOCK.RENEW job a PX 60000"] {
             let [acquire, sleep] = outlive_the_lease();
             let answers = client.call_in_one_step(&[acquire, sleep, too_late.into()]);
@@ -324,7 +325,7 @@ fn a_lapsed_lease_has_no_effect_even_before_it_is_removed() {
         let [acquire, sleep] = outlive_the_lease();
         let answers = client.call_in_one_step(&[acquire, sleep, "LOCK.ACQUIRE job b".into()]);
         assert!(answers[2].int() > answers[0].int(), "{answers:?}");
-        assert_eq!(client.holder("job").expect("it is held").owner, "b");
+        assert_eq!(client.holder("job").expect("a holder").owner, "b");
 
         client.call("LOCK.RELEASE job b");
         let [acquire, sleep] = outlive_the_lease();
@@ -335,7 +336,7 @@ fn a_lapsed_lease_has_no_effect_even_before_it_is_removed() {
 }
 
 #[test]
-fn locks_are_keys_of_their_own_type_without_native_expiry() {
+fn locks_have_their_own_type_and_no_native_expiry() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -348,7 +349,7 @@ fn locks_are_keys_of_their_own_type_without_native_expiry() {
 }
 
 #[test]
-fn expire_on_a_lock_is_a_del_to_come() {
+fn expire_on_a_lock_deletes_it_later() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -359,15 +360,15 @@ fn expire_on_a_lock_is_a_del_to_come() {
 }
 
 #[test]
-fn a_new_holder_clears_an_expire_meant_for_the_old_one() {
+fn new_holder_clears_the_expire_of_the_old_one() {
     for server in Server::for_each(REENTRANT) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         let mut next = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
         assert_eq!(client.call("PEXPIRE job 60000"), 1);
-        assert!(client.call("PTTL job").int() > 0, "the EXPIRE stands while the holder stays");
+        assert!(client.call("PTTL job").int() > 0, "the EXPIRE stays while the holder stays");
         client.acquire("job a PX 60000");
-        assert!(client.call("PTTL job").int() > 0, "re-entry is no new holder");
+        assert!(client.call("PTTL job").int() > 0, "re-entry does not change the holder");
         client.call("LOCK.FORCERELEASE job");
         assert!(next.reply().int() > 0);
         assert_eq!(client.call("PTTL job"), -1);
@@ -375,7 +376,7 @@ fn a_new_holder_clears_an_expire_meant_for_the_old_one() {
 }
 
 #[test]
-fn an_expire_stands_where_others_hold_on_and_on_a_semaphore() {
+fn expire_stays_while_others_hold_and_on_a_semaphore() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT pool 5");
@@ -394,11 +395,11 @@ fn an_expire_stands_where_others_hold_on_and_on_a_semaphore() {
     assert_eq!(client.call("PTTL shared"), -1);
     client.call("RSEMAPHORE.FORCERELEASE pool");
     client.call("RSEMAPHORE.ACQUIRE pool a PX 90000").int();
-    assert!(client.call("PTTL pool").int() > 0, "the life of a semaphore is the user's");
+    assert!(client.call("PTTL pool").int() > 0, "the module does not change the EXPIRE of a semaphore");
 }
 
 #[test]
-fn renew_and_pttl_count_an_expire_that_comes_first() {
+fn renew_and_pttl_respect_an_earlier_expire() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 90000");
@@ -411,7 +412,7 @@ fn renew_and_pttl_count_an_expire_that_comes_first() {
 }
 
 #[test]
-fn tokens_rise_strictly_over_all_keys_and_outlive_them() {
+fn tokens_rise_across_keys_and_after_deletion() {
     for server in Server::for_each(TRANSIENT) {
         let mut client = server.client();
         let mut last = 0;
@@ -422,16 +423,16 @@ fn tokens_rise_strictly_over_all_keys_and_outlive_them() {
             last = token;
             client.call(format!("LOCK.RELEASE {key} a"));
         }
-        assert_eq!(client.call("DBSIZE"), 0, "no counter is kept per lock");
+        assert_eq!(client.call("DBSIZE"), 0, "the module keeps no counter per lock");
     }
 }
 
 #[test]
-fn tokens_are_near_the_microseconds_of_the_wall_clock() {
+fn tokens_are_close_to_the_wall_clock_in_microseconds() {
     let server = Server::start();
     let token = server.client().acquire("job a");
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
     let distance = (now.as_micros() as i64 - token).abs();
     assert!(distance < 5_000_000, "{distance} us from the clock");
-    assert!(token < 1 << 53, "a double holds it");
+    assert!(token < 1 << 53, "the token fits into a double");
 }

@@ -13,7 +13,7 @@ fn is_there(client: &mut Client) -> bool {
 
 /// Rule S1.
 #[test]
-fn a_semaphore_that_nobody_uses_is_deleted_and_an_event_says_so() {
+fn unused_semaphore_is_deleted_with_an_event() {
     let server = Server::with(&["notify-keyspace-events Ed"]);
     let replica = Server::replica_of(&server, &[]);
     let (mut client, mut listener) = (server.client(), server.client());
@@ -30,7 +30,7 @@ fn a_semaphore_that_nobody_uses_is_deleted_and_an_event_says_so() {
 
 /// Rule S1.
 #[test]
-fn a_semaphore_stays_while_somebody_holds_and_its_time_begins_when_the_last_one_leaves() {
+fn idle_time_begins_when_the_last_holder_leaves() {
     for end in ["RSEMAPHORE.RELEASE job a", "RLOCK.FORCERELEASE job", "", "close"] {
         let server = Server::start();
         let (mut client, mut holder) = (server.client(), server.client());
@@ -50,7 +50,7 @@ fn a_semaphore_stays_while_somebody_holds_and_its_time_begins_when_the_last_one_
 
 /// Rule S2.
 #[test]
-fn a_repeated_init_sets_another_time_or_takes_it_away() {
+fn repeated_init_changes_or_removes_the_idle_time() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT job 2 IDLE 600000");
@@ -63,9 +63,9 @@ fn a_repeated_init_sets_another_time_or_takes_it_away() {
     eventually(SOON, || !is_there(&mut client));
 }
 
-/// Rule S3. Rule S4.
+/// Rules S3, S4.
 #[test]
-fn the_idle_time_is_there_on_a_replica_and_after_a_restart_a_rewrite_or_a_restore() {
+fn idle_time_survives_replication_restart_rewrite_and_restore() {
     let mut server = Server::with_aof(&["appendfsync always"]);
     let replica = Server::replica_of(&server, &[]);
     let idle_ms = |server: &Server, key: &str| server.client().call(format!("RLOCK.INFO {key}")).field("idle-ms");
@@ -92,7 +92,7 @@ fn the_idle_time_is_there_on_a_replica_and_after_a_restart_a_rewrite_or_a_restor
 
 /// Rule S3.
 #[test]
-fn the_idle_time_goes_on_after_a_promotion() {
+fn idle_time_continues_after_a_promotion() {
     let server = Server::start();
     let replica = Server::replica_of(&server, &[]);
     server.client().call("RSEMAPHORE.INIT job 2 IDLE 1000");
@@ -105,7 +105,7 @@ fn the_idle_time_goes_on_after_a_promotion() {
 
 /// Rule S3.
 #[test]
-fn nothing_is_deleted_in_a_quarantine() {
+fn no_semaphore_is_deleted_in_a_quarantine() {
     let server = Server::with(&["rlock.quarantine-ms 600000"]);
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT job 2 IDLE 50");
@@ -116,7 +116,7 @@ fn nothing_is_deleted_in_a_quarantine() {
 }
 
 #[test]
-fn an_idle_semaphore_is_small_also_when_it_was_used() {
+fn idle_semaphore_stays_small_after_use() {
     const KEYS: usize = 20_000;
     let server = Server::start();
     let mut client = server.client();
@@ -132,6 +132,6 @@ fn an_idle_semaphore_is_small_also_when_it_was_used() {
     let unused = bytes_each(in_all("RSEMAPHORE.INIT KEY 2"));
     in_all("RSEMAPHORE.ACQUIRE KEY a PX 60000");
     let idle = bytes_each(in_all("RSEMAPHORE.RELEASE KEY a"));
-    println!("{unused} B each before it was used, {idle} B after");
-    assert!(unused <= 250 && idle <= 250, "{unused} B each before it was used, {idle} B after");
+    println!("{unused} bytes each before use, {idle} bytes after");
+    assert!(unused <= 250 && idle <= 250, "{unused} bytes each before use, {idle} bytes after");
 }

@@ -1,4 +1,4 @@
-//! The first two minutes of a new user: `make run`, and the files of `make install`.
+//! `make run`, `make install`, and the hints of `scripts/need` about missing programs.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::support::{Client, OwnedProcess, Server, eventually, free_port, module_path, server_program};
 
 fn make(arguments: &[&str]) -> Output {
-    // What the make that runs the tests was told is not for this one.
+    // The settings of the `make` that runs the tests must not reach this one.
     let output = Command::new("make")
         .env_remove("MAKEFLAGS")
         .env_remove("MAKEOVERRIDES")
@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn what_is_installed_is_for_everybody_and_loads() {
+fn installed_module_is_readable_by_all_users_and_loads() {
     let root = tempfile::tempdir().expect("a temporary folder");
     let module = module_path().display().to_string();
     for (prefix, folder) in [("/usr", "usr/lib/redis/modules"), ("/opt/redis", "opt/redis/lib/redis/modules")] {
@@ -36,14 +36,14 @@ fn what_is_installed_is_for_everybody_and_loads() {
             format!("PREFIX={prefix}"),
             format!("MODULE={module}"),
         ];
-        // Twice: the second one takes the place of the first.
+        // Twice, because the second run has to replace the first one's files.
         for _ in 0..2 {
             let output = make(&arguments.each_ref().map(String::as_str));
             assert!(output.status.success(), "{}", text(&output.stderr));
             assert!(text(&output.stdout).contains(&format!("loadmodule {prefix}/lib/redis/modules/librlock.so")));
         }
         let installed = root.path().join(folder).join("librlock.so");
-        let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+        let mode = |path: &Path| fs::metadata(path).expect("an installed file").permissions().mode() & 0o777;
         assert_eq!(mode(&installed), 0o755);
         assert_eq!(mode(installed.parent().expect("a folder")), 0o755);
         assert_eq!(fs::read_dir(root.path().join(folder)).expect("a folder").count(), 1);
@@ -69,15 +69,15 @@ fn make_run_refuses_a_port_in_use_before_it_builds() {
 fn ctrl_c_ends_the_server_of_make_run_and_removes_its_data() {
     let temporary = tempfile::tempdir().expect("a temporary folder");
     let port = free_port();
-    // Whoever runs the tests in the background may have them ignore Ctrl-C.
+    // Tests that run in the background may have SIGINT ignored.
     let mut run = Command::new("env");
     run.args(["--default-signal=INT", "scripts/run"])
         .env("TMPDIR", temporary.path())
         .env("MODULE", module_path())
         .env("PORT", port.to_string());
     run.env("SERVER", server_program()).stdout(Stdio::null());
-    // As in a terminal, where Ctrl-C goes to all processes of a command.
-    let child = run.process_group(0).spawn().expect("it runs");
+    // A process group of its own, because in a terminal Ctrl-C goes to all processes of a command.
+    let child = run.process_group(0).spawn().expect("the script runs");
     let group = format!("-{}", child.id());
     let mut run = OwnedProcess::new(child);
     eventually(Duration::from_secs(30), || Client::connect(port).is_ok());
@@ -85,22 +85,23 @@ fn ctrl_c_ends_the_server_of_make_run_and_removes_its_data() {
     client.acquire("job a");
     let server = client.info("process_id");
     let signal = |name: &str, to: &str| {
-        // The shell's own: a small Debian lacks the program.
+        // The shell's built-in `kill`: a minimal Debian lacks the program.
         assert!(
             Command::new("bash").args(["-c", &format!("kill {name} -- {to}")]).status().expect("bash runs").success()
         );
     };
-    // A server that is slow to notice: all signals for it are there when it does.
+    // The server notices late: when it continues, all signals are pending.
     signal("-STOP", &server);
     signal("-INT", &group);
     sleep(Duration::from_millis(200));
     signal("-CONT", &server);
     assert!(run.wait().success());
-    assert!(Client::connect(port).is_err(), "the server has ended");
+    assert!(Client::connect(port).is_err(), "the server is still running");
     assert_eq!(fs::read_dir(temporary.path()).expect("a folder").count(), 0);
 }
 
-/// What `scripts/need` says to a user without root where only these programs are.
+/// Runs `scripts/need` as a user without root, with only these programs installed. Returns whether
+/// it succeeded, and its error output.
 fn need(programs: &[&str], needs: &[&str]) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let script = |name: &str, body: &str| {
@@ -122,7 +123,7 @@ fn need(programs: &[&str], needs: &[&str]) -> (bool, String) {
 }
 
 #[test]
-fn a_user_without_root_is_told_the_one_line_that_installs_what_is_missing() {
+fn need_prints_one_apt_get_line_for_users_without_root() {
     let (ok, said) = need(&["apt-get", "cargo"], &["build", "server"]);
     assert!(!ok);
     let lines: Vec<_> = said.lines().filter(|line| line.trim_start().starts_with("sudo apt-get install ")).collect();
@@ -136,7 +137,7 @@ fn a_user_without_root_is_told_the_one_line_that_installs_what_is_missing() {
 }
 
 #[test]
-fn who_has_no_rust_is_told_of_that_and_of_the_rest_at_once() {
+fn need_names_missing_rust_together_with_the_rest() {
     let (ok, said) = need(&["apt-get"], &["build"]);
     assert!(!ok && said.contains("rustup.rs") && said.contains(" gcc"), "{said}");
     let (ok, said) = need(&["apt-get", "cc"], &["build"]);
@@ -144,6 +145,6 @@ fn who_has_no_rust_is_told_of_that_and_of_the_rest_at_once() {
 }
 
 #[test]
-fn who_has_everything_is_told_nothing() {
+fn need_prints_nothing_if_nothing_is_missing() {
     assert_eq!(need(&["apt-get", "redis-server", "redis-cli"], &["server"]), (true, String::new()));
 }

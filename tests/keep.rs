@@ -1,4 +1,5 @@
-//! RELEASE … KEEP: the lock stays closed for a while, to its former owner as well.
+//! RELEASE … KEEP: after the release the lock stays closed for a time, for its former owner as
+//! well.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ const WITH_KEEP: &[Family] = &[MUTEX, FAIR];
 
 /// Rules K1, K4.
 #[test]
-fn a_kept_lock_is_nobodys_and_closed_to_everybody() {
+fn kept_lock_has_no_holder_and_is_closed_to_all_owners() {
     for server in Server::for_each(WITH_KEEP) {
         let mut client = server.client();
         let token = client.acquire("job a PX 60000");
@@ -23,7 +24,7 @@ fn a_kept_lock_is_nobodys_and_closed_to_everybody() {
             client.call(format!("LOCK.RENEW job {owner}")).expect_error("NOTOWNER");
         }
         client.call("LOCK.RELEASE job b").expect_error("NOTOWNER");
-        assert!(client.call("LOCK.PTTL job").int() > 60_000, "it is later than the lease");
+        assert!(client.call("LOCK.PTTL job").int() > 60_000, "later than the lease");
         assert_eq!(client.call(format!("LOCK.PTTL job TOKEN {token}")), -2, "no hold has this token");
         let shown = client.call("LOCK.INFO job");
         assert!(shown.field("holders").array().is_empty());
@@ -36,26 +37,26 @@ fn a_kept_lock_is_nobodys_and_closed_to_everybody() {
 
 /// Rule K2.
 #[test]
-fn whoever_waits_gets_the_lock_when_it_opens() {
+fn waiter_is_granted_a_kept_lock_when_it_opens() {
     for server in Server::for_each(WITH_KEEP) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         let mut former = None;
         let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        // Earlier than the lease would have ended.
+        // The lock opens before the lease would have expired.
         assert_eq!(client.call("LOCK.RELEASE job a KEEP 300"), 1);
         former.get_or_insert(server.waiter("LOCK.ACQUIRE job a PX 60000 BLOCK 0"));
         waiter.assert_waits();
         waiter.reply().int();
         client.call("LOCK.RELEASE job b").int();
-        former.expect("it waits").reply().int();
-        assert_eq!(client.info_number("rlock_expired"), 0, "no lease has ended");
+        former.expect("a waiter").reply().int();
+        assert_eq!(client.info_number("rlock_expired"), 0, "no lease expired");
     }
 }
 
 /// Rules K3, K5.
 #[test]
-fn its_former_owner_and_operators_may_free_it() {
+fn former_owner_and_operators_may_free_a_kept_lock() {
     for server in Server::for_each(WITH_KEEP) {
         let mut client = server.client();
         for (free, answer) in
@@ -76,7 +77,7 @@ fn its_former_owner_and_operators_may_free_it() {
 
 /// Rule K3.
 #[test]
-fn a_repeated_keep_changes_nothing() {
+fn repeated_keep_changes_nothing() {
     for server in Server::for_each(WITH_KEEP) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -90,7 +91,7 @@ fn a_repeated_keep_changes_nothing() {
 
 /// Rule K4.
 #[test]
-fn events_tell_that_a_lock_is_kept_and_that_it_opens() {
+fn kept_lock_has_events_when_it_closes_and_opens() {
     for server in Server::for_each(WITH_KEEP) {
         let mut events = Events::subscribe(&server);
         let mut client = server.client();
@@ -105,7 +106,7 @@ fn events_tell_that_a_lock_is_kept_and_that_it_opens() {
 
 /// Rule K6.
 #[test]
-fn the_end_of_a_connection_does_not_open_it() {
+fn closing_the_connection_does_not_open_a_kept_lock() {
     for server in Server::for_each(WITH_KEEP) {
         let mut holder = server.client();
         holder.acquire("job a PX 60000 SESSION 0");
@@ -119,7 +120,7 @@ fn the_end_of_a_connection_does_not_open_it() {
 
 /// Rule K5.
 #[test]
-fn a_hold_that_was_acquired_twice_is_not_kept() {
+fn hold_acquired_twice_cannot_be_kept() {
     for server in Server::for_each(WITH_KEEP) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -133,7 +134,7 @@ fn a_hold_that_was_acquired_twice_is_not_kept() {
 
 /// Rule K3.
 #[test]
-fn the_release_of_several_keys_frees_one_that_is_kept() {
+fn mrelease_frees_a_kept_key() {
     let server = Server::start();
     let mut client = server.client();
     for key in ["job", "other"] {
@@ -145,7 +146,7 @@ fn the_release_of_several_keys_frees_one_that_is_kept() {
 }
 
 #[test]
-fn commands_that_have_no_keep_say_so() {
+fn commands_without_keep_refuse_it() {
     let server = Server::start();
     let mut client = server.client();
     for command in
@@ -158,7 +159,7 @@ fn commands_that_have_no_keep_say_so() {
 
 /// Rule K6.
 #[test]
-fn it_stays_closed_on_a_replica_and_after_a_restart_or_a_restore() {
+fn kept_lock_stays_closed_after_replication_restart_and_restore() {
     for family in WITH_KEEP {
         let mut server = Server::with_aof(&["appendfsync always"]).speaking(*family);
         let replica = Server::replica_of(&server, &[]).speaking(*family);

@@ -1,5 +1,5 @@
-//! A server that is killed in the middle of its work, with an append-only file that is on disk before an answer is given: what
-//! was acknowledged is there again, and tokens go on rising.
+//! A server that is killed during its work, with an append-only file that is synced before each
+//! reply: every acknowledged change survives, and tokens keep rising.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -14,17 +14,18 @@ use crate::support::{Client, Reply, Server, WallClock, at_length, eventually, se
 
 const WORKERS: u64 = 4;
 
-/// What a worker knows of the locks that nobody else touches: holds and token of those that it holds.
+/// What one worker knows of its own locks, which no other worker uses: holds and token of each held
+/// lock.
 #[derive(Default)]
 struct Known {
     held: HashMap<String, (i64, i64)>,
-    /// The command that was not answered, on this lock: it has happened or not.
+    /// The lock of the command without a reply, which may have been executed.
     in_doubt: Option<String>,
     highest_token: i64,
     acknowledged: i64,
 }
 
-/// Takes, keeps and gives back locks of its own until the server is gone.
+/// Acquires, renews and releases the worker's own locks until the server is gone.
 fn work(mut client: Client, worker: u64, mut known: Known, mut random: StdRng, total: &AtomicI64) -> Known {
     loop {
         let number = random.random_range(0..20);
@@ -47,7 +48,7 @@ fn work(mut client: Client, worker: u64, mut known: Known, mut random: StdRng, t
                         known.highest_token = known.highest_token.max(token);
                     }
                     ("RELEASE", Reply::Int(0)) | ("FORCERELEASE", Reply::Int(_)) => drop(known.held.remove(&key)),
-                    ("RELEASE", Reply::Int(left)) => known.held.get_mut(&key).expect("it is held").0 = left,
+                    ("RELEASE", Reply::Int(left)) => known.held.get_mut(&key).expect("a held lock").0 = left,
                     ("RENEW", Reply::Int(_)) => assert!(known.held.contains_key(&key)),
                     (_, Reply::Error(error)) => {
                         assert!(error.starts_with("NOTOWNER"), "{command}: {error}");
@@ -66,7 +67,8 @@ fn work(mut client: Client, worker: u64, mut known: Known, mut random: StdRng, t
     }
 }
 
-/// What was acknowledged is as it was; the lock of the command that was not answered is taken as it is.
+/// Asserts that acknowledged changes survived. The lock of the command without a reply is taken as
+/// found.
 #[track_caller]
 fn check(client: &mut Client, worker: u64, known: &mut Known) {
     for number in 0..20 {
@@ -83,7 +85,7 @@ fn check(client: &mut Client, worker: u64, known: &mut Known) {
     known.in_doubt = None;
 }
 
-/// Kills the server that often, and lets its wall clock go back by so much before each restart.
+/// Kills the server `kills` times. Before each restart its wall clock goes back by `steps_back`.
 #[track_caller]
 fn assert_nothing_acknowledged_is_lost(
     lines: &[&str],
@@ -120,7 +122,7 @@ fn assert_nothing_acknowledged_is_lost(
         client.call("RLOCK.RELEASE new a");
         for (worker, known) in (0..).zip(&mut all) {
             check(&mut client, worker, known);
-            // By the clock alone they would rise anyhow, if it did not go back.
+            // With a clock that never goes back, tokens would rise without the saved ones.
             assert!(newest > known.highest_token, "tokens keep rising");
             known.highest_token = newest;
         }
@@ -130,7 +132,7 @@ fn assert_nothing_acknowledged_is_lost(
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_by_a_kill() {
+fn kill_loses_no_acknowledged_change() {
     for preamble in ["yes", "no"] {
         let preamble = format!("aof-use-rdb-preamble {preamble}");
         assert_nothing_acknowledged_is_lost(&[&preamble], at_length(10, 100), Duration::from_secs(3600), |_| {});
@@ -138,14 +140,15 @@ fn nothing_acknowledged_is_lost_by_a_kill() {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_by_a_kill_during_a_rewrite() {
+fn kill_during_a_rewrite_loses_no_acknowledged_change() {
     for preamble in ["yes", "no"] {
         let preamble = format!("aof-use-rdb-preamble {preamble}");
         let mut random = StdRng::seed_from_u64(seed());
-        // The delay (microseconds for each key) makes it slow enough that kills meet it at every stage.
+        // The delay (1000 µs for each key) makes the rewrite slow enough that kills hit every stage
+        // of it.
         let lines = [preamble.as_str(), "rdb-key-save-delay 1000"];
         let (mut kills, mut met) = (0, 0);
-        // Not every server has the last token in a rewritten file, so the clock stays as it is.
+        // Not every server stores the last token in a rewritten file, so the clock is not stepped.
         assert_nothing_acknowledged_is_lost(&lines, at_length(10, 100), Duration::ZERO, |client| {
             let is_rewriting = |client: &mut Client| client.info("aof_rewrite_in_progress") == "1";
             let answer = client.call("BGREWRITEAOF").text();
@@ -153,11 +156,11 @@ fn nothing_acknowledged_is_lost_by_a_kill_during_a_rewrite() {
             kills += 1;
             match kills % 3 {
                 0 => eventually(Duration::from_secs(20), || !is_rewriting(client)),
-                // Time itself: how far the rewrite has come.
+                // Vary how far the rewrite gets.
                 _ => thread::sleep(Duration::from_millis(random.random_range(0..30))),
             }
             met += i32::from(is_rewriting(client));
         });
-        assert!(met > 0, "no kill met a rewrite");
+        assert!(met > 0, "no kill came during a rewrite");
     }
 }

@@ -1,4 +1,4 @@
-//! Values that the server frees on another thread, while locks of the same names are taken anew.
+//! Locks that the server frees on another thread while locks with the same names are acquired.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::support::{Client, Command, Server, at_length, eventually};
 const SOON: Duration = Duration::from_secs(20);
 const LOCKS: usize = 20_000;
 
-/// Takes many locks, some of them with a queue of their own.
+/// Acquires many locks, some of them with a queue.
 #[track_caller]
 fn fill(client: &mut Client, owner: &str) {
     let numbers: Vec<_> = (0..LOCKS).collect();
@@ -29,7 +29,7 @@ fn fill(client: &mut Client, owner: &str) {
 }
 
 #[test]
-fn only_a_lock_with_many_holders_or_places_is_worth_another_thread() {
+fn only_large_locks_are_freed_on_another_thread() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT permits 1000");
@@ -49,7 +49,7 @@ fn only_a_lock_with_many_holders_or_places_is_worth_another_thread() {
 }
 
 #[test]
-fn locks_are_freed_on_another_thread_while_they_are_taken_anew() {
+fn locks_are_freed_on_another_thread_while_their_names_are_reused() {
     let lines = ["lazyfree-lazy-user-del yes", "lazyfree-lazy-user-flush yes", "lazyfree-lazy-server-del yes"];
     let primary = Server::with(&lines);
     let replica = Server::replica_of(&primary, &["replica-lazy-flush yes"]);
@@ -59,10 +59,10 @@ fn locks_are_freed_on_another_thread_while_they_are_taken_anew() {
         for flush in ["FLUSHALL ASYNC", "FLUSHDB", "SWAPDB 0 1"] {
             fill(&mut client, &format!("owner-{round}"));
             assert_eq!(client.info_number("rlock_held"), held, "{flush}");
-            // In one step: nothing has been freed when the first lock is taken anew.
+            // In one step, so that nothing has been freed when the first lock is acquired again.
             let step = [flush, "RLOCK.ACQUIRE lock-1 new PX 600000", "RLOCK.RENEW lock-1 new", "UNLINK lock-2"];
             client.call_in_one_step(&step.map(Command::from));
-            assert_eq!(client.holder("lock-1").expect("it is held").owner, "new");
+            assert_eq!(client.holder("lock-1").expect("a holder").owner, "new");
             if flush.starts_with("SWAPDB") {
                 assert_eq!(client.info_number("rlock_held"), held + 1);
                 client.call("FLUSHALL ASYNC");
@@ -74,7 +74,7 @@ fn locks_are_freed_on_another_thread_while_they_are_taken_anew() {
         }
         fill(&mut client, "last");
         replica.catch_up_with(&primary);
-        // The replica throws all of it away for a load.
+        // The replica discards all of it for a full synchronisation.
         client.call("CLIENT KILL TYPE replica");
         replica.client().call("REPLICAOF NO ONE");
         client.call("FLUSHALL ASYNC");

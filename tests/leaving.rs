@@ -1,4 +1,4 @@
-//! Waiters that vanish or give up: nothing is left to them, and who comes next is served.
+//! Waiters that disconnect or give up: they keep nothing, and the next waiter is served.
 
 use std::io::ErrorKind;
 use std::thread;
@@ -8,7 +8,7 @@ use crate::support::{Client, Reply, Server, eventually, skipped_here, version_of
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// How often the races are run. Each run is a millisecond or two.
+/// Runs of each race. Each run takes 1 to 2 ms.
 const RACES: usize = 200;
 
 #[test]
@@ -25,12 +25,12 @@ fn client_unblock_ends_a_wait_with_nil_or_an_error() {
     assert_eq!(client.waiting_owners("job"), [""; 0]);
     client.call("RLOCK.RELEASE job a");
     assert_eq!(client.call("EXISTS job"), 0);
-    // Both connections go on as if nothing had been.
+    // Both connections can be used again.
     assert_eq!([one.call("PING"), two.call("PING")], ["PONG", "PONG"]);
 }
 
 #[test]
-fn a_waiter_that_left_is_passed_over() {
+fn waiter_that_left_is_skipped() {
     let server = Server::start();
     let mut client = server.client();
     for way in ["a closed socket", "CLIENT KILL ID id", "CLIENT UNBLOCK id TIMEOUT", "CLIENT UNBLOCK id ERROR"] {
@@ -45,21 +45,19 @@ fn a_waiter_that_left_is_passed_over() {
         eventually(SOON, || client.waiting_owners("job") == ["c"]);
         client.call("RLOCK.RELEASE job a");
         let token = next.reply().int();
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("c", 1, token), "{way}");
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("c", 1, token), "{way}");
         client.call("RLOCK.RELEASE job c");
         assert_eq!(client.call("EXISTS job"), 0, "{way}");
     }
 }
 
-/// Races `leave` against the hand-over to the leaver, with and without another waiter behind it.
+/// Races `leave` against the hand-over to the leaving waiter, with and without another waiter
+/// behind it.
 ///
-/// `leave` is given the leaver and sends the release; whether the leaver was still served or not is up to the server. It must
-/// not stay the holder.
+/// `leave` gets the leaving waiter and sends the release. The server may or may not serve that
+/// waiter first, but the waiter must not stay the holder.
 #[track_caller]
-fn assert_nothing_is_left_to_a_leaver(
-    wait: impl Fn(&Server, &str) -> Client,
-    leave: impl Fn(&Server, &mut Client, Client),
-) {
+fn assert_leaver_keeps_nothing(wait: impl Fn(&Server, &str) -> Client, leave: impl Fn(&Server, &mut Client, Client)) {
     let server = Server::start();
     let mut client = server.client();
     for round in 0..RACES {
@@ -69,7 +67,7 @@ fn assert_nothing_is_left_to_a_leaver(
         leave(&server, &mut client, leaver);
         if let Some(mut next) = next {
             let token = next.reply().int();
-            let holder = client.holder("job").expect("it is held");
+            let holder = client.holder("job").expect("a holder");
             assert_eq!(holder.identity(), ("c", 1, token), "round {round}");
             assert_eq!(client.call("RLOCK.RELEASE job c"), 0);
         }
@@ -80,8 +78,8 @@ fn assert_nothing_is_left_to_a_leaver(
 }
 
 #[test]
-fn a_waiter_killed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_killed_in_the_turn_of_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |_, client, leaver| {
             let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
@@ -92,8 +90,8 @@ fn a_waiter_killed_in_the_tick_of_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_killed_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_killed_before_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |_, client, leaver| {
             let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
@@ -104,8 +102,8 @@ fn a_waiter_killed_just_before_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_unblocked_just_before_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_unblocked_before_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.blocked_waiter(command),
         |_, client, mut leaver| {
             let unblock = format!("CLIENT UNBLOCK {}", leaver.id()).into();
@@ -117,8 +115,8 @@ fn a_waiter_unblocked_just_before_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_whose_socket_closed_before_the_release_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_whose_socket_closed_before_the_release_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |_, client, leaver| {
             drop(leaver);
@@ -128,8 +126,8 @@ fn a_waiter_whose_socket_closed_before_the_release_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
-    assert_nothing_is_left_to_a_leaver(
+fn waiter_whose_socket_closed_in_the_turn_of_its_grant_keeps_nothing() {
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |server, client, leaver| {
             server.while_stopped(|| {
@@ -139,7 +137,7 @@ fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
             assert_eq!(client.reply(), 0);
         },
     );
-    assert_nothing_is_left_to_a_leaver(
+    assert_leaver_keeps_nothing(
         |server, command| server.waiter(command),
         |server, client, leaver| {
             server.while_stopped(|| {
@@ -152,7 +150,7 @@ fn a_waiter_whose_socket_closed_in_the_tick_of_its_grant_keeps_nothing() {
 }
 
 #[test]
-fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
+fn waiter_unblocked_in_the_turn_of_its_grant_gets_one_true_reply() {
     let server = Server::start();
     let mut client = server.client();
     for way in ["TIMEOUT", "ERROR"].into_iter().cycle().take(RACES) {
@@ -163,34 +161,37 @@ fn a_waiter_unblocked_in_the_tick_of_its_grant_is_answered_once_and_truly() {
         match waiter.reply() {
             Reply::Nil | Reply::Error(_) => eventually(SOON, || client.call("EXISTS job") == 0),
             token => {
-                let holder = client.holder("job").expect("it is held");
+                let holder = client.holder("job").expect("a holder");
                 assert_eq!(holder.identity(), ("b", 1, token.int()));
                 assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
             }
         }
-        assert_eq!(waiter.call("PING"), "PONG", "a second answer came");
+        assert_eq!(waiter.call("PING"), "PONG", "a second reply came");
     }
 }
 
-/// The server writes the token, and closes the connection before it says that its turn is over.
+/// The server sends the token, and closes the connection before the end of its turn.
 #[test]
-fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
+fn confirmed_grant_stays_when_its_connection_quits() {
     let server = Server::start();
     let mut client = server.client();
     for _ in 0..RACES / 10 {
         client.acquire("job a PX 60000");
         let mut quits = server.client();
-        quits.try_send(&["RLOCK.ACQUIRE job b PX 60000 BLOCK 0".into(), "QUIT".into()]).expect("it is sent");
+        quits.try_send(&["RLOCK.ACQUIRE job b PX 60000 BLOCK 0".into(), "QUIT".into()]).expect("the commands are sent");
         eventually(SOON, || client.waiting_owners("job") == ["b"]);
         let mut next = server.blocked_waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
         assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
         let token = quits.reply().int();
         assert_eq!(quits.reply(), "OK");
-        assert_eq!(quits.reply_within(SOON).expect_err("it has quit").kind(), ErrorKind::UnexpectedEof);
-        // The lapse of a later lease shows that the timer has had its turn.
+        assert_eq!(
+            quits.reply_within(SOON).expect_err("the connection is still open").kind(),
+            ErrorKind::UnexpectedEof
+        );
+        // The expiry of a later lease shows that the timer has run.
         client.acquire("marker c PX 20");
         eventually(SOON, || client.call("EXISTS marker") == 0);
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
         next.assert_waits();
         assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
         next.reply().int();
@@ -198,9 +199,10 @@ fn a_grant_that_was_told_stays_although_its_connection_quits_at_once() {
     }
 }
 
-/// To a connection that the server is about to close it writes nothing, and nothing is left to be sent.
+/// The server writes nothing to a connection that it is about to close, so no reply is left to
+/// send.
 #[test]
-fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
+fn waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
     let server = Server::start();
     let mut client = server.client();
     for delete_first in [false, true].into_iter().cycle().take(RACES / 10) {
@@ -215,38 +217,41 @@ fn a_waiter_whose_user_is_deleted_in_the_turn_of_its_grant_keeps_nothing() {
             step.reverse();
         }
         client.call_in_one_step(&step);
-        assert_eq!(guest.reply_within(SOON).expect_err("it is closed").kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(
+            guest.reply_within(SOON).expect_err("the connection is still open").kind(),
+            ErrorKind::UnexpectedEof
+        );
         eventually(SOON, || client.call("EXISTS job") == 0);
     }
 }
 
-/// Valkey keeps the answer of the next holder back until after the command that hands over, which here comes after the server said that it would sleep.
+/// Valkey delays the next holder's reply until the command that hands over has ended. Here that is
+/// after the server has announced that it will sleep.
 #[test]
-fn a_grant_that_was_kept_back_when_its_connection_closed_is_taken_back() {
+fn delayed_grant_is_undone_when_its_connection_closes() {
     let server = Server::start();
     let mut client = server.client();
     if version_of(&mut client).1.starts_with(&[7, 2]) {
-        return skipped_here(
-            "the server writes what stands behind a wait, and the next holder's answer, before it looks who has gone",
-        );
+        return skipped_here("the server sends pending replies before it checks for closed connections");
     }
     client.acquire("job a PX 60000");
     let mut first = server.client();
     let step = ["RLOCK.ACQUIRE job b PX 60000 BLOCK 0", "RLOCK.RELEASE job b", "DEBUG SLEEP 0.5"].map(Into::into);
-    first.try_send(&step).expect("it is sent");
+    first.try_send(&step).expect("the commands are sent");
     eventually(SOON, || client.waiting_owners("job") == ["b"]);
     let leaver = server.blocked_waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
     client.send("RLOCK.RELEASE job a");
-    // Now it sleeps.
+    // By now the server sleeps.
     thread::sleep(Duration::from_millis(100));
     drop(leaver);
     assert_eq!(client.reply(), 0);
     eventually(SOON, || client.call("EXISTS job") == 0);
 }
 
-/// What a script does is propagated when it ends. While it goes on for long, the server sends answers, and nobody may rely on them yet.
+/// The effects of a script are propagated when it ends. During a long script the server already
+/// sends replies, but no client may rely on the grant yet.
 #[test]
-fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
+fn grant_by_a_script_is_sent_after_the_script_ends() {
     const SCRIPT: &str = "redis.call('RLOCK.RELEASE', KEYS[1], 'a')
         local function now() local time = redis.call('TIME'); return time[1] * 1000 + time[2] / 1000 end
         local began = now()
@@ -258,23 +263,24 @@ fn nobody_is_told_of_a_grant_before_the_script_that_hands_over_has_ended() {
     let mut waiter = server.blocked_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     client.send([&b"EVAL"[..], SCRIPT.as_bytes(), b"1", b"job"]);
     let early = waiter.reply_within(Duration::from_millis(500));
-    assert_eq!(early.expect_err("the script goes on").kind(), ErrorKind::TimedOut);
+    assert_eq!(early.expect_err("a reply arrived during the script").kind(), ErrorKind::TimedOut);
     assert_eq!(client.reply(), "ended");
     assert!(waiter.reply().int() > 0);
 }
 
 #[test]
-fn a_grant_that_its_owner_has_touched_survives_the_connection() {
+fn grant_used_by_its_owner_survives_the_connection() {
     let server = Server::start();
     let mut client = server.client();
-    // The owner has gone on over another connection, in the very tick in which the first one dies.
+    // The owner uses the hold over another connection, in the same turn in which the first one is
+    // killed.
     for touch in ["RLOCK.RENEW job b", "RLOCK.ACQUIRE job b REQ 1", "RLOCK.ACQUIRE job b REQ 2"] {
         client.acquire("job a PX 60000");
         let leaver = server.waiter("RLOCK.ACQUIRE job b PX 60000 REQ 1 BLOCK 0");
         let kill = format!("CLIENT KILL ID {}", leaver.id()).into();
         let step = ["RLOCK.RELEASE job a".into(), touch.into(), kill];
         assert!(client.call_in_one_step(&step)[1].int() > 0, "{touch}");
-        // The lapse of a later lease shows that the timer has had its turn.
+        // The expiry of a later lease shows that the timer has run.
         client.acquire("marker c PX 20");
         eventually(SOON, || client.call("EXISTS marker") == 0);
         assert!(client.call("RLOCK.HOLDS job b").int() > 0, "{touch}");
@@ -283,7 +289,7 @@ fn a_grant_that_its_owner_has_touched_survives_the_connection() {
 }
 
 #[test]
-fn a_request_repeated_after_its_connection_died_in_the_tick_of_the_grant_holds_once() {
+fn request_repeated_after_its_connection_was_killed_holds_once() {
     let server = Server::start();
     let mut client = server.client();
     for _ in 0..RACES {
@@ -294,32 +300,32 @@ fn a_request_repeated_after_its_connection_died_in_the_tick_of_the_grant_holds_o
         let token = client.call_in_one_step(&["RLOCK.RELEASE job a".into(), kill, repeat])[2].int();
         client.acquire("marker c PX 5");
         eventually(SOON, || client.call("EXISTS marker") == 0);
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!(holder.identity(), ("b", 1, token));
         assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
     }
 }
 
 #[test]
-fn a_killed_waiter_does_not_take_the_server_along() {
+fn killed_waiter_does_not_crash_the_server() {
     let mut server = Server::with_aof(&["appendfsync no"]);
     let mut client = server.client();
     client.acquire("job a PX 60000");
     let mut next = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     let killed = server.waiter("RLOCK.ACQUIRE job c PX 60000 BLOCK 0");
-    // The grant makes the key anew while another waits for it. When Redis 7.0 tells a blocked client outside of any
-    // command that its key is there, and the client does not want it, the client stays the server's "current client":
-    // also after it was freed by somebody's command.
+    // The grant creates the key while another client waits for it. When Redis 7.0 signals the key
+    // to a blocked client outside of a command, and that client does not accept it, the client
+    // stays the server's "current client", even after a later command has freed it.
     client.call("DEL job");
     next.reply().int();
     assert_eq!(client.call(format!("CLIENT KILL ID {}", killed.id())), 1);
-    // Something else comes to lie where it was.
+    // Reuse the freed memory.
     for size in (300..1400).step_by(20) {
         for number in 0..40 {
             client.call(format!("SET filler:{size}:{number} {}", "x".repeat(size)));
         }
     }
-    // And the timer propagates two effects at once, for which the server looks at its current client.
+    // Then the timer propagates two effects at once, for which the server reads its current client.
     client.call("RLOCK.FORCERELEASE job");
     client.acquire("job a PX 50");
     client.acquire("job b PX 60000 BLOCK 0");
@@ -327,7 +333,7 @@ fn a_killed_waiter_does_not_take_the_server_along() {
 }
 
 #[test]
-fn a_grant_that_is_not_looked_at_again_costs_no_memory() {
+fn unused_grant_uses_no_memory() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");
@@ -339,5 +345,5 @@ fn a_grant_that_is_not_looked_at_again_costs_no_memory() {
         client.call("PING");
     }
     let grown = client.info_number("used_memory") - before;
-    assert!(grown < 200_000, "{grown} bytes more after 20000 turns of the event loop");
+    assert!(grown < 200_000, "{grown} more bytes after 20,000 turns of the event loop");
 }

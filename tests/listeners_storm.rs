@@ -1,7 +1,8 @@
-//! Somebody begins to listen to a server that nobody listened to, while its locks change all the time: what the listener has in
-//! the end is what the server has.
+//! A listener is attached to a server without one, while its locks change all the time. In the end
+//! the listener has the same state as the server.
 //!
-//! `make test-patched` runs this file with a module that ignores new subscribers. Each round must notice.
+//! `make test-patched` runs this file with a module that ignores new listeners. Then each round
+//! must find a difference.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::support::{Client, Scope, Server, Writers, at_length, eventually, picture, propagated, seed};
+use crate::support::{Client, Scope, Server, Writers, at_length, describe_locks, eventually, propagated, seed};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -18,13 +19,14 @@ const KEYS: usize = 20;
 const DATABASES: usize = 2;
 
 const EVERYTHING: Scope = Scope { keys: KEYS, databases: DATABASES, sessions: true };
-/// Without what ends with a server or at a change of roles.
+/// Without holds that end with a server or at a change of roles.
 const LASTING: Scope = Scope { sessions: false, ..EVERYTHING };
 
 /// Commands at each stage of a round.
 const MANY: usize = 1500;
 
-/// All servers can be a primary without listeners: soon after its last replica has gone, it frees the backlog.
+/// Any of the servers can be a primary without listeners: it frees the backlog soon after its last
+/// replica is gone.
 const LINES: [&str; 5] = [
     "repl-backlog-ttl 1",
     "repl-backlog-size 64mb",
@@ -33,47 +35,48 @@ const LINES: [&str; 5] = [
     "rlock.fair-grace-ms 600000",
 ];
 
-/// The module under test is wrong on purpose.
+/// Whether the module under test is deliberately wrong.
 fn is_mutant() -> bool {
     std::env::var_os("RLOCK_PATCH").is_some()
 }
 
-/// One line for each thing that is not as it should be.
+/// One line for each difference.
 type Differences = Vec<String>;
 
-/// Runs rounds, each of which must find nothing wrong, or something if the module is wrong on purpose.
+/// Runs rounds. Each must find no difference, or at least one if the module is deliberately wrong.
 fn run(rounds: usize, mut round: impl FnMut(&mut StdRng) -> Differences) {
     let mut random = StdRng::seed_from_u64(seed());
     for number in 1..=rounds {
         let differences = round(&mut random);
         eprintln!("round {number} of {rounds}: {} differences", differences.len());
         if is_mutant() {
-            assert!(!differences.is_empty(), "round {number} has not noticed the mutant");
+            assert!(!differences.is_empty(), "round {number} did not notice the mutant");
         } else {
             assert_eq!(differences, [""; 0], "round {number}");
         }
     }
 }
 
-/// Writes, until the server no longer propagates what is written, and on.
-fn writers_unheard(server: &Server, ports: &[u16], scope: Scope, random: &mut StdRng) -> Writers {
+/// Starts writers, waits until the server no longer propagates their changes, and lets them
+/// continue.
+fn writers_without_listener(server: &Server, ports: &[u16], scope: Scope, random: &mut StdRng) -> Writers {
     let writers = Writers::start(ports, scope, random.random());
     let mut observer = server.client();
     eventually(SOON, || observer.info("rlock_propagating") == "0");
-    writers.go_on_for(MANY);
+    writers.wait_for(MANY);
     assert_eq!(observer.info("rlock_propagating"), "0");
     writers
 }
 
-/// What `copy` has else than `original`, when both have come to rest.
+/// Compares `copy` with `original` after both have settled, and returns the differences.
 fn compare(original: impl Fn() -> Vec<String>, copy: &Server) -> Differences {
     let patience = if is_mutant() { Duration::from_secs(1) } else { SOON };
     let start = Instant::now();
     loop {
-        let (wanted, found) = (original(), picture(copy, DATABASES, KEYS));
+        let (wanted, found) = (original(), describe_locks(copy, DATABASES, KEYS));
         let pairs = wanted.into_iter().zip(found).filter(|(wanted, found)| wanted != found);
         let mut differences: Vec<_> = pairs.map(|(wanted, found)| format!("{wanted}\n  but {found}")).collect();
-        // The last short leases end while this looks.
+        // The last short leases may expire during the comparison.
         if differences.is_empty() || start.elapsed() > patience {
             differences.extend(complaints(copy));
             return differences;
@@ -81,7 +84,8 @@ fn compare(original: impl Fn() -> Vec<String>, copy: &Server) -> Differences {
     }
 }
 
-/// What a server has to say about commands that do not fit its state, as requests in the place of effects would not.
+/// Log lines about commands that do not fit the server's state, such as requests in place of
+/// effects.
 fn complaints(server: &Server) -> Vec<String> {
     let log = server.log();
     let marks = ["sending an error", "could not be read"];
@@ -94,19 +98,19 @@ fn configure(client: &mut Client, pairs: &[(&str, &str)]) {
     }
 }
 
-/// The name under which a server sends snapshots over a connection of their own, if it can do so.
-fn channel_of_its_own(client: &mut Client) -> Option<&'static str> {
+/// The setting with which this server sends snapshots over a separate connection, if it has one.
+fn snapshot_channel_setting(client: &mut Client) -> Option<&'static str> {
     let names = ["repl-rdb-channel", "dual-channel-replication-enabled"];
     names.into_iter().find(|name| !client.call(format!("CONFIG GET {name}")).pairs().is_empty())
 }
 
 #[test]
-fn replicas_have_what_was_done_since_they_were_attached() {
+fn replica_attached_during_writes_has_all_changes() {
     let primary = Server::with(&LINES);
     let mut observer = primary.client();
-    let channel = channel_of_its_own(&mut observer);
+    let channel = snapshot_channel_setting(&mut observer);
     run(at_length(3, 25), |random| {
-        let writers = writers_unheard(&primary, &[primary.port()], EVERYTHING, random);
+        let writers = writers_without_listener(&primary, &[primary.port()], EVERYTHING, random);
         let yes_or_no = |random: &mut StdRng| *["yes", "no"].choose(random).expect("not empty");
         let mut lines = vec![format!(
             "repl-diskless-load {}",
@@ -122,48 +126,49 @@ fn replicas_have_what_was_done_since_they_were_attached() {
         eprintln!("{lines:?}");
         let lines: Vec<_> = lines.iter().map(String::as_str).chain(LINES).collect();
         let replica = Server::replica_of(&primary, &lines);
-        writers.go_on_for(MANY);
-        // Without a channel of its own: Valkey (8.0.1 to 9.1.2) then tells a replica of a replica the wrong database.
+        writers.wait_for(MANY);
+        // This replica uses no separate channel: Valkey 8.0.1 to 9.1.2 would tell a replica of a
+        // replica the wrong database.
         let second_hand = random.random_ratio(1, 3).then(|| Server::replica_of(&replica, &LINES));
-        // A link that is lost is restored from the backlog.
+        // A lost connection is restored from the backlog.
         if random.random_ratio(1, 3) {
             assert_eq!(observer.call("CLIENT KILL TYPE replica"), 1);
         }
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         let mut differences = Differences::new();
         for copy in [Some(&replica), second_hand.as_ref()].into_iter().flatten() {
             copy.catch_up_with(&primary);
-            differences.extend(compare(|| picture(&primary, DATABASES, KEYS), copy));
+            differences.extend(compare(|| describe_locks(&primary, DATABASES, KEYS), copy));
         }
         differences
     });
 }
 
 #[test]
-fn an_append_only_file_has_what_was_done_since_it_was_switched_on() {
+fn append_only_file_enabled_during_writes_has_all_changes() {
     let mut server = Server::with(&LINES);
     run(at_length(3, 25), |random| {
-        let writers = writers_unheard(&server, &[server.port()], LASTING, random);
+        let writers = writers_without_listener(&server, &[server.port()], LASTING, random);
         let mut observer = server.client();
         configure(&mut observer, &[("aof-use-rdb-preamble", if random.random() { "yes" } else { "no" })]);
-        // A rewrite that finds another child at work is put off.
-        let is_put_off = random.random();
-        if is_put_off {
+        // The server postpones a rewrite while another child runs.
+        let is_postponed = random.random();
+        if is_postponed {
             configure(&mut observer, &[("rdb-key-save-delay", "10000")]);
             observer.call("BGSAVE").text();
         }
         configure(&mut observer, &[("appendonly", "yes")]);
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         configure(&mut observer, &[("rdb-key-save-delay", "0")]);
-        if is_put_off {
-            // The child does not hear of the configuration.
+        if is_postponed {
+            // The running child does not see the new setting.
             eventually(SOON, || observer.info("rdb_bgsave_in_progress") == "0");
         }
         eventually(SOON, || {
             observer.info("aof_rewrite_scheduled") == "0" && observer.info("aof_rewrite_in_progress") == "0"
         });
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         let before = at_rest(&server);
         let mut differences: Vec<_> = propagated(&server)
@@ -181,13 +186,13 @@ fn an_append_only_file_has_what_was_done_since_it_was_switched_on() {
     assert!(Path::new(server.folder()).join("appendonlydir").exists());
 }
 
-/// What a server has when nobody writes and the last short leases and waits are over.
+/// The state of a server after all writes, once the last short leases and waits have ended.
 fn at_rest(server: &Server) -> Vec<String> {
-    let mut last = picture(server, DATABASES, KEYS);
+    let mut last = describe_locks(server, DATABASES, KEYS);
     loop {
-        // Longer than they take.
+        // Longer than the short leases and waits last.
         std::thread::sleep(Duration::from_millis(150));
-        let now = picture(server, DATABASES, KEYS);
+        let now = describe_locks(server, DATABASES, KEYS);
         if now == last {
             return now;
         }
@@ -196,38 +201,38 @@ fn at_rest(server: &Server) -> Vec<String> {
 }
 
 #[test]
-fn a_server_that_was_alone_loses_nothing_when_it_changes_places_with_its_first_replica() {
+fn lone_server_loses_nothing_when_it_swaps_roles_with_its_first_replica() {
     let servers = [Server::with(&LINES), Server::with(&LINES)];
     let ports = servers.each_ref().map(Server::port);
     let mut first = 0;
     run(at_length(2, 15), |random| {
         let (alone, other) = (&servers[first], &servers[1 - first]);
-        let writers = writers_unheard(alone, &ports[first..=first], LASTING, random);
+        let writers = writers_without_listener(alone, &ports[first..=first], LASTING, random);
         let mut on_other = other.client();
         on_other.call(format!("REPLICAOF 127.0.0.1 {}", alone.port()));
         other.catch_up_with(alone);
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         other.catch_up_with(alone);
-        let mut differences = compare(|| picture(alone, DATABASES, KEYS), other);
+        let mut differences = compare(|| describe_locks(alone, DATABASES, KEYS), other);
 
         let writers = Writers::start(&ports, LASTING, random.random());
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         let mut on_alone = alone.client();
         if random.random() {
             let replies = [on_alone.call(format!("FAILOVER TO 127.0.0.1 {} TIMEOUT 10000", other.port()))];
             assert_eq!(replies[0], "OK");
         } else {
-            // Both are primaries for a moment. What the first decides in it is lost.
+            // For a moment both are primaries. Changes by the first one in that time are lost.
             on_other.call("REPLICAOF NO ONE");
             on_alone.call(format!("REPLICAOF 127.0.0.1 {}", other.port()));
         }
         eventually(SOON, || on_other.info("role") == "master" && on_alone.info("role") == "slave");
         alone.catch_up_with(other);
-        writers.go_on_for(MANY);
+        writers.wait_for(MANY);
         writers.stop();
         alone.catch_up_with(other);
-        differences.extend(compare(|| picture(other, DATABASES, KEYS), alone));
+        differences.extend(compare(|| describe_locks(other, DATABASES, KEYS), alone));
         on_alone.call("REPLICAOF NO ONE");
         first = 1 - first;
         differences

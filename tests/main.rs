@@ -1,4 +1,5 @@
-//! The module in real servers, one file per concern. Each test owns its servers, so all may run at once.
+//! The module on real servers, one file per topic. Each test owns its servers, so all tests may run
+//! at once.
 
 // A test may copy a table.
 #![allow(clippy::disallowed_types)]

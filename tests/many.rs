@@ -1,4 +1,5 @@
-//! Many keys at once: all or none of them, in one step, whoever else wants some of them.
+//! MACQUIRE: all keys of a request are granted or none, in one step, whatever other requests
+//! compete for them.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ fn numbers(reply: &Reply) -> Vec<i64> {
     reply.array().iter().map(Reply::int).collect()
 }
 
-/// The owners of some keys, "-" for a key that is free.
+/// The owners of these keys, or "-" for a free key.
 #[track_caller]
 fn owners(client: &mut Client, keys: &str) -> Vec<String> {
     let owner = |key| client.holder(key).map_or("-".to_owned(), |holder| holder.owner);
@@ -25,24 +26,25 @@ fn owners(client: &mut Client, keys: &str) -> Vec<String> {
 }
 
 #[test]
-fn all_keys_are_granted_or_none() {
+fn macquire_grants_all_keys_or_none() {
     let server = Server::start();
     let mut client = server.client();
     let tokens = acquire(&mut client, "3 x y z a");
-    assert!(tokens.is_sorted_by(|one, next| one < next), "one token for each key, in their order: {tokens:?}");
-    assert_eq!(client.holder("y").expect("it is held").identity(), ("a", 1, tokens[1]));
+    assert!(tokens.is_sorted_by(|one, next| one < next), "one token for each key, in key order: {tokens:?}");
+    assert_eq!(client.holder("y").expect("a holder").identity(), ("a", 1, tokens[1]));
     assert_eq!(client.call("RLOCK.MACQUIRE 2 w x b"), Reply::Nil);
     assert_eq!(owners(&mut client, "w x y z"), ["-", "a", "a", "a"]);
-    // Locks like any others, one by one or together.
+    // These locks can be released one by one or together.
     assert_eq!(client.call("RLOCK.RELEASE x a"), 0);
     assert_eq!(numbers(&client.call("RLOCK.MRELEASE 2 z y a")), [0, 0]);
     assert_eq!(client.call("DBSIZE"), 0);
 }
 
-/// Whoever's command meets a request of another database that can have all of its keys leaves it to the timer, and goes on where it was. In a
-/// transaction Valkey 9.1 calls the database that of the transaction, whichever the module has selected.
+/// A command may meet a request of another database whose keys are all free. It leaves the request
+/// to the timer and stays in its own database. In a transaction Valkey 9.1 reports the
+/// transaction's database, whichever one the module has selected.
 #[test]
-fn who_meets_a_request_of_another_database_stays_in_its_own() {
+fn command_stays_in_its_database_when_it_meets_a_request_of_another() {
     const SETS: usize = 20;
     const KEYS: usize = 128;
     let server = Server::start();
@@ -59,7 +61,8 @@ fn who_meets_a_request_of_another_database_stays_in_its_own() {
         }
         client.call_in_one_step(&line);
         assert_eq!(client.info_number("rlock_waiting"), (SETS * KEYS / 2) as i64);
-        // More than one turn grants. What is left for the next one is met by a command, if the server is not faster than this client.
+        // The grants take more than one turn. If the server is not faster than this client, the
+        // next command meets the rest.
         let releases = (0..SETS).map(|set| format!("RLOCK.MRELEASE {KEYS}{} a", keys(set)).into());
         client.call_in_one_step(&releases.collect::<Vec<Command>>());
         assert_eq!(client.call("SELECT 0"), "OK");
@@ -69,11 +72,11 @@ fn who_meets_a_request_of_another_database_stays_in_its_own() {
         eventually(SOON, || client.info_number("rlock_waiting") == 0);
         !replies[0].text().contains("rlock_waiting:0\r")
     });
-    assert!(has_met, "some were left for a command");
+    assert!(has_met, "some waiters are left for a command");
 }
 
 #[test]
-fn what_the_owner_holds_already_counts_once_more() {
+fn macquire_reenters_keys_that_the_owner_holds() {
     let server = Server::start();
     let mut client = server.client();
     let token = client.acquire("x a PX 60000");
@@ -84,7 +87,7 @@ fn what_the_owner_holds_already_counts_once_more() {
 }
 
 #[test]
-fn release_and_renew_of_many_are_all_or_nothing_and_name_the_first_key_that_is_not_held() {
+fn mrelease_and_mrenew_are_all_or_nothing_and_name_the_first_missing_key() {
     let server = Server::start();
     let mut client = server.client();
     acquire(&mut client, "2 x y a PX 20000");
@@ -97,12 +100,12 @@ fn release_and_renew_of_many_are_all_or_nothing_and_name_the_first_key_that_is_n
     }
     client.call("RLOCK.RENEW y a PX 50000");
     let left = client.call("RLOCK.MRENEW 2 x y a PX 30000").int();
-    assert!((25_000..=30_000).contains(&left), "the smallest: {left}");
-    assert!(client.call("RLOCK.PTTL y").int() > 40_000, "no deadline comes nearer");
+    assert!((25_000..=30_000).contains(&left), "the smallest lease: {left}");
+    assert!(client.call("RLOCK.PTTL y").int() > 40_000, "MRENEW shortens no lease");
 }
 
 #[test]
-fn one_key_is_answered_as_many_are() {
+fn one_key_returns_the_same_shape_as_many() {
     let server = Server::start();
     let mut client = server.client();
     assert_eq!(acquire(&mut client, "1 x a").len(), 1);
@@ -111,7 +114,7 @@ fn one_key_is_answered_as_many_are() {
 }
 
 #[test]
-fn a_waiter_is_granted_by_whatever_frees_the_last_of_its_keys() {
+fn waiter_is_granted_whatever_frees_its_last_key() {
     type Way = (&'static str, fn(&Server, &mut Client));
     let ways: [Way; 8] = [
         ("the end of a lease", |_, _| {}),
@@ -131,7 +134,8 @@ fn a_waiter_is_granted_by_whatever_frees_the_last_of_its_keys() {
         client.acquire("y b PX 60000");
         client.acquire(if name == "the end of a lease" { "z c PX 1500" } else { "z c PX 60000" });
         let mut waiter = server.waiter("RLOCK.MACQUIRE 3 x y z d PX 60000 BLOCK 0");
-        // One lease ends, and one key is deleted; both stay free for the one that waits, and nothing is granted yet.
+        // One lease expires and one key is deleted. Both keys stay reserved for the waiter, and
+        // nothing is granted yet.
         eventually(SOON, || client.call("EXISTS x") == 0);
         assert_eq!(client.call("DEL y"), 1);
         assert_eq!(client.call("RLOCK.ACQUIRE y e"), Reply::Nil);
@@ -145,7 +149,7 @@ fn a_waiter_is_granted_by_whatever_frees_the_last_of_its_keys() {
 }
 
 #[test]
-fn nobody_passes_a_waiter_on_a_key_that_is_free() {
+fn waiter_is_not_passed_on_a_free_key() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -161,7 +165,7 @@ fn nobody_passes_a_waiter_on_a_key_that_is_free() {
 }
 
 #[test]
-fn a_waiter_that_leaves_lets_those_behind_it_go_on_everywhere() {
+fn leaving_waiter_unblocks_the_queues_of_all_its_keys() {
     type Leaving = fn(&mut Client, Client);
     let ways: [(&str, Leaving); 3] = [
         ("timeout", |_, mut waiter| assert_eq!(waiter.reply(), Reply::Nil)),
@@ -188,7 +192,7 @@ fn a_waiter_that_leaves_lets_those_behind_it_go_on_everywhere() {
 }
 
 #[test]
-fn sets_in_opposite_order_do_not_wait_for_each_other() {
+fn requests_in_opposite_key_order_do_not_deadlock() {
     let server = Server::start();
     let mut client = server.client();
     acquire(&mut client, "2 x y a PX 60000");
@@ -203,7 +207,7 @@ fn sets_in_opposite_order_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_waiter_that_dies_in_the_tick_of_its_grant_keeps_no_key() {
+fn macquire_waiter_killed_in_the_turn_of_its_grant_keeps_no_key() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -214,7 +218,7 @@ fn a_waiter_that_dies_in_the_tick_of_its_grant_keeps_no_key() {
 }
 
 #[test]
-fn a_command_of_the_owner_on_one_key_confirms_the_grant_of_all() {
+fn command_on_one_key_confirms_the_grant_of_all_keys() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -227,7 +231,7 @@ fn a_command_of_the_owner_on_one_key_confirms_the_grant_of_all() {
 }
 
 #[test]
-fn keys_are_given_once_and_their_number_has_bounds() {
+fn repeated_keys_and_wrong_numbers_of_keys_are_refused() {
     let server = Server::start();
     let mut client = server.client();
     let many = |count: usize| (0..count).map(|number| format!("k{number} ")).collect::<String>();
@@ -255,7 +259,7 @@ fn keys_are_given_once_and_their_number_has_bounds() {
 }
 
 #[test]
-fn block_in_transactions_and_scripts_is_one_try() {
+fn block_in_transactions_and_scripts_is_one_attempt() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -270,13 +274,13 @@ fn block_in_transactions_and_scripts_is_one_try() {
 }
 
 #[test]
-fn one_request_for_many_keys_sent_twice_counts_once() {
+fn repeated_macquire_counts_once() {
     let server = Server::start();
     let mut client = server.client();
     let tokens = acquire(&mut client, "2 x y a PX 60000 REQ 1");
     assert_eq!(acquire(&mut client, "2 x y a PX 60000 REQ 1"), tokens);
     assert_eq!(client.call("RLOCK.HOLDS x a"), 1);
-    // Each key counts by itself: what carries the id is skipped.
+    // Keys are checked separately: a key that already has this id is skipped.
     client.call("RLOCK.FORCERELEASE y");
     let again = acquire(&mut client, "2 x y a PX 60000 REQ 1");
     assert!(again[0] == tokens[0] && again[1] > tokens[1], "{again:?} after {tokens:?}");
@@ -289,7 +293,7 @@ fn one_request_for_many_keys_sent_twice_counts_once() {
     assert_eq!(
         numbers(&client.call("RLOCK.MRELEASE 2 x y a REQ 4")),
         [1, 0],
-        "part of it is known, so the rest is done"
+        "the known key is skipped, the other one is released"
     );
     assert_eq!(client.call("RLOCK.HOLDS x a"), 1);
     client.call("RLOCK.MRELEASE 2 x y a REQ 5").expect_error("NOTOWNER");
@@ -297,7 +301,7 @@ fn one_request_for_many_keys_sent_twice_counts_once() {
 }
 
 #[test]
-fn a_request_that_still_waits_is_taken_over_only_by_the_same_keys() {
+fn waiting_macquire_is_superseded_only_with_the_same_keys() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("x a PX 60000");
@@ -311,24 +315,24 @@ fn a_request_that_still_waits_is_taken_over_only_by_the_same_keys() {
     assert_eq!(client.waiting_owners("y"), ["b", "c"]);
     let mut third = server.waiter("RLOCK.MACQUIRE 2 y z b REQ 4 BLOCK 0");
     second.reply().expect_error("SUPERSEDED");
-    assert_eq!(client.waiting_owners("y"), ["b"], "c was served when b left the queue");
+    assert_eq!(client.waiting_owners("y"), ["b"], "c is served when b leaves the queue");
     assert_eq!(owners(&mut client, "x y z"), ["a", "c", "-"]);
     client.call("RLOCK.RELEASE y c");
     assert_eq!(third.reply().array().len(), 2);
 }
 
 #[test]
-fn a_session_binds_every_key() {
+fn session_binds_every_key() {
     let server = Server::start();
     let (mut bound, mut client) = (server.client(), server.client());
     acquire(&mut bound, "3 x y z a PX 60000 SESSION 0");
-    assert_eq!(client.holder("z").expect("it is held").session, 1);
+    assert_eq!(client.holder("z").expect("a holder").session, 1);
     drop(bound);
     eventually(SOON, || client.call("DBSIZE") == 0);
 }
 
 #[test]
-fn a_waiter_for_many_keys_is_one_waiter() {
+fn macquire_waiter_counts_once() {
     let server = Server::start();
     let mut client = server.client();
     client.call("CONFIG SET rlock.max-waiters 1");
@@ -339,7 +343,7 @@ fn a_waiter_for_many_keys_is_one_waiter() {
 }
 
 #[test]
-fn a_key_of_another_kind_refuses_all() {
+fn key_of_another_kind_refuses_the_whole_request() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT semaphore 1");
@@ -351,7 +355,7 @@ fn a_key_of_another_kind_refuses_all() {
         client.call(format!("RLOCK.MRELEASE 2 x {key} a")).expect_error("WRONGTYPE");
     }
     assert_eq!(client.call("EXISTS x"), 0);
-    // What a waiter finds under one of its names later.
+    // A waiter may also meet another type later.
     client.acquire("y b PX 60000");
     client.acquire("z b PX 60000");
     let mut waiter = server.waiter("RLOCK.MACQUIRE 2 y z a BLOCK 0");
@@ -362,7 +366,7 @@ fn a_key_of_another_kind_refuses_all() {
 }
 
 #[test]
-fn a_waiter_for_many_keys_hears_at_once_of_another_value_under_the_free_one() {
+fn macquire_waiter_is_refused_when_a_free_key_gets_another_type() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("held a PX 600000");
@@ -370,13 +374,13 @@ fn a_waiter_for_many_keys_hears_at_once_of_another_value_under_the_free_one() {
         client.call("SET text here");
         let mut waiter = server.waiter("RLOCK.MACQUIRE 2 free held b BLOCK 0");
         assert_ne!(client.call(way), 0);
-        waiter.reply_within(SOON).expect("it is refused").expect_error("WRONGTYPE");
+        waiter.reply_within(SOON).expect("the waiter is refused").expect_error("WRONGTYPE");
         client.call("DEL text free");
     }
 }
 
 #[test]
-fn every_key_needs_the_users_permission() {
+fn macquire_needs_permission_for_every_key() {
     let server = Server::start();
     let mut admin = server.client();
     admin.call("ACL SETUSER worker on >secret ~a:* +@all");
@@ -391,7 +395,7 @@ fn every_key_needs_the_users_permission() {
 }
 
 #[test]
-fn a_grant_of_many_keys_is_one_step_in_the_file_and_on_a_replica() {
+fn macquire_is_one_step_in_the_append_only_file_and_on_a_replica() {
     let mut server = Server::with_aof(&[]);
     let replica = Server::replica_of(&server, &[]);
     let mut client = server.client();
@@ -414,7 +418,7 @@ fn a_grant_of_many_keys_is_one_step_in_the_file_and_on_a_replica() {
 }
 
 #[test]
-fn a_pause_in_between_delays_all_keys() {
+fn pause_delays_all_keys_of_a_request() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
     client.acquire("x a PX 500");
@@ -426,10 +430,10 @@ fn a_pause_in_between_delays_all_keys() {
 }
 
 #[test]
-fn what_is_left_of_each_key_is_settled_before_a_request_is_looked_at() {
+fn macquire_removes_expired_holds_first() {
     let server = Server::start();
     let mut client = server.client();
-    // The server sleeps within the step, so the timer cannot have removed what has lapsed.
+    // The server sleeps within the step, so the timer cannot have removed the expired holds.
     let step = ["RLOCK.ACQUIRE x a PX 20", "RLOCK.ACQUIRE y b PX 20", "DEBUG SLEEP 0.05", "RLOCK.MACQUIRE 2 x y c"];
     let answers = client.call_in_one_step(&step.map(Command::from));
     assert_eq!(answers[3].array().len(), 2);

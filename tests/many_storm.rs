@@ -1,8 +1,8 @@
-//! Many clients that want random sets of few keys: nobody waits for ever, no key has two owners, and no set is granted in part,
-//! also while leases end and keys are deleted.
+//! Many clients acquire random small sets of keys: each wait ends, no key has two owners, and no
+//! set is granted in part, even while leases expire and keys are deleted.
 //!
-//! What happened is read from the append-only file, which has every change of every key in its order. Each attempt has an owner
-//! of its own, whose name ends with the keys that it asks for.
+//! The test reads the history from the append-only file, which has every change of every key in
+//! order. Each attempt has its own owner, whose name ends with the requested keys.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +18,12 @@ use crate::support::{Client, Reply, Server, at_length, propagated, seed};
 const CLIENTS: u64 = 200;
 const KEYS: usize = 20;
 const ROUND: Duration = Duration::from_secs(3);
-/// A wait that is so much longer than the mean is starvation. Among sets of one to five keys that are served in the order of
-/// arrival, a wait of a few times the mean is usual.
+/// A wait this many times longer than the mean is starvation. With sets of one to five keys served
+/// in order of arrival, a few times the mean is usual.
 const LONGEST_BY_MEAN: f64 = 25.0;
 
-/// Takes random sets until the time is over, and tells how long it waited for each. If `careless`, it does not give some of
-/// them back.
+/// Acquires random sets until `end`, and returns the duration of each wait. A careless worker does
+/// not release some of them.
 fn work(mut client: Client, mut random: StdRng, number: u64, end: Instant, careless: bool) -> Vec<Duration> {
     let mut waits = Vec::new();
     let mut keys: Vec<usize> = (0..KEYS).collect();
@@ -37,7 +37,7 @@ fn work(mut client: Client, mut random: StdRng, number: u64, end: Instant, carel
         let lease_ms = if forgets { 5 } else { 60_000 };
         let start = Instant::now();
         client.send(format!("RLOCK.MACQUIRE {arguments} PX {lease_ms} BLOCK 0"));
-        let granted = client.reply_within(Duration::from_secs(60)).expect("a grant in the end");
+        let granted = client.reply_within(Duration::from_secs(60)).expect("a grant");
         waits.push(start.elapsed());
         assert!(!matches!(granted, Reply::Nil | Reply::Error(_)), "{granted:?}");
         if forgets {
@@ -45,7 +45,7 @@ fn work(mut client: Client, mut random: StdRng, number: u64, end: Instant, carel
         }
         match client.call(format!("RLOCK.MRELEASE {arguments}")) {
             Reply::Array(left) => assert!(left.iter().all(|left| *left == 0), "{left:?}"),
-            // A key was deleted in between: the others are given back one by one.
+            // A key was deleted meanwhile, so release the others one by one.
             Reply::Error(line) if careless && line.starts_with("NOTOWNER") => {
                 for name in &names {
                     client.call(format!("RLOCK.RELEASE {name} {owner}"));
@@ -57,21 +57,21 @@ fn work(mut client: Client, mut random: StdRng, number: u64, end: Instant, carel
     waits
 }
 
-/// Deletes keys under those who hold them and wait for them.
+/// Deletes keys while they are held and waited for.
 fn delete(mut client: Client, mut random: StdRng, is_over: &AtomicBool) {
     while !is_over.load(Ordering::SeqCst) {
         client.call(format!("DEL {}", random.random_range(0..KEYS)));
-        // Only so that there is something else than deletions.
+        // Only so that other commands run between the deletions.
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Lives everything again that the server has done, and fails where a key gets a second owner, or an owner a part of its keys.
-/// Tells how many sets were granted.
+/// Replays everything that the server did. Fails if a key gets a second owner, or an owner only a
+/// part of its keys. Returns how many sets were granted.
 #[track_caller]
 fn check(commands: &[Vec<Vec<u8>>]) -> usize {
     let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
-    // Token by key, and what was granted since the last step began.
+    // The token of each held key, and the grants since the last step began.
     let (mut held, mut step): (HashMap<String, String>, HashMap<String, Vec<String>>) = Default::default();
     let (mut in_transaction, mut sets) = (false, 0);
     for words in commands {
@@ -85,31 +85,31 @@ fn check(commands: &[Vec<Vec<u8>>]) -> usize {
                 match facts[0] {
                     "granted" => {
                         let before = held.insert(key.clone(), facts[3].to_owned());
-                        assert_eq!(before, None, "{key} is granted to {} and was held", text(&words[3]));
+                        assert_eq!(before, None, "{key} was granted to {} while it was held", text(&words[3]));
                         step.entry(text(&words[3])).or_default().push(key);
                     }
                     "released" | "expired" => assert_eq!(held.remove(&key).as_deref(), Some(facts[1]), "{key}"),
-                    other => panic!("{other} in a storm that has nothing of the kind"),
+                    other => panic!("unexpected effect {other}"),
                 }
             }
-            other => panic!("{other} in the file"),
+            other => panic!("unexpected command {other}"),
         }
         if in_transaction {
             continue;
         }
         for (owner, mut granted) in step.drain() {
-            let (_, keys) = owner.split_once(':').expect("an owner that says its keys");
+            let (_, keys) = owner.split_once(':').expect("an owner name with its keys");
             let mut asked: Vec<_> = keys.split(',').map(str::to_owned).collect();
             asked.sort();
             granted.sort();
-            assert_eq!(granted, asked, "what {owner} was granted in one step");
+            assert_eq!(granted, asked, "keys granted to {owner} in one step");
             sets += 1;
         }
     }
     sets
 }
 
-/// One round on a server of its own. Tells all waits, sorted.
+/// Runs one round on a new server. Returns all waits, sorted.
 #[track_caller]
 fn storm(seed: u64, careless: bool) -> Vec<Duration> {
     let server = Server::with_aof(&["appendfsync no", "auto-aof-rewrite-percentage 0"]);
@@ -133,7 +133,7 @@ fn storm(seed: u64, careless: bool) -> Vec<Duration> {
     });
     assert_eq!(server.client().info_number("rlock_waiting"), 0);
     let sets = check(&propagated(&server));
-    assert_eq!(sets, waits.len(), "each set was granted once");
+    assert_eq!(sets, waits.len(), "each set is granted once");
     waits.sort();
     waits
 }
@@ -141,23 +141,23 @@ fn storm(seed: u64, careless: bool) -> Vec<Duration> {
 #[track_caller]
 fn assert_storms(careless: bool) {
     let seed = seed();
-    // A minute, in rounds whose files can be read at once.
+    // One minute, in rounds whose files are small enough to read.
     for round in 0..at_length(1, 20) {
         let waits = storm(seed.wrapping_add(round * 1000), careless);
         let mean = waits.iter().sum::<Duration>() / waits.len() as u32;
         let longest = waits[waits.len() - 1];
         let by_mean = longest.as_secs_f64() / mean.as_secs_f64();
         eprintln!("{} sets, mean wait {mean:?}, longest {longest:?}, {by_mean:.1} times the mean", waits.len());
-        assert!(by_mean < LONGEST_BY_MEAN, "somebody waited {by_mean} times as long as all did on average");
+        assert!(by_mean < LONGEST_BY_MEAN, "a wait of {by_mean} times the mean");
     }
 }
 
 #[test]
-fn a_storm_of_random_sets_ends_in_no_deadlock_and_starves_nobody() {
+fn random_sets_neither_deadlock_nor_starve() {
     assert_storms(false);
 }
 
 #[test]
-fn sets_are_granted_whole_while_leases_end_and_keys_are_deleted() {
+fn sets_are_granted_whole_while_leases_expire_and_keys_are_deleted() {
     assert_storms(true);
 }

@@ -1,4 +1,4 @@
-//! What INFO counts, and what RLOCK.TOP and RLOCK.INFO show of locks that are much in use.
+//! Counters of INFO, and what RLOCK.TOP and RLOCK.INFO show of contended locks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 const KINDS: [&str; 4] = ["mutex", "fair", "rwlock", "semaphore"];
 
-/// A count of one kind. All that is of a kind is in the sum, too.
+/// Returns a count of one kind, and checks that the total is the sum over all kinds.
 #[track_caller]
 fn counted(client: &mut Client, kind: &str, name: &str) -> i64 {
     let of_kinds: i64 = KINDS.iter().map(|kind| client.info_number(&format!("rlock_{kind}_{name}"))).sum();
@@ -20,7 +20,7 @@ fn counted(client: &mut Client, kind: &str, name: &str) -> i64 {
 }
 
 #[test]
-fn what_happens_is_counted_for_each_kind_and_for_all() {
+fn counters_exist_for_each_kind_and_in_total() {
     for server in Server::for_each(EXCLUSIVE) {
         let kind = server.family().kind;
         let mut client = server.client();
@@ -31,14 +31,14 @@ fn what_happens_is_counted_for_each_kind_and_for_all() {
         for _ in 0..2 {
             client.call("LOCK.ACQUIRE text b").expect_error("WRONGTYPE");
         }
-        let mut heir = server.waiter("LOCK.ACQUIRE job b PX 600000 BLOCK 0");
+        let mut next = server.waiter("LOCK.ACQUIRE job b PX 600000 BLOCK 0");
         assert_eq!(counted(&mut client, kind, "waiting"), 1);
         client.call("LOCK.RELEASE job a");
-        heir.reply().int();
+        next.reply().int();
         drop(server.waiter("LOCK.ACQUIRE job c BLOCK 0"));
         eventually(SOON, || client.info_number("rlock_waiting") == 0);
         if kind == "fair" {
-            // The place of the one that left would be kept for a while.
+            // Otherwise the place of the disconnected waiter would be kept for the grace.
             client.call("RFAIRLOCK.CANCEL job c");
         }
         client.call("LOCK.FORCERELEASE job");
@@ -63,7 +63,7 @@ fn what_happens_is_counted_for_each_kind_and_for_all() {
 }
 
 #[test]
-fn deadlocks_and_waiters_that_are_refused_are_counted() {
+fn deadlocks_and_refused_waiters_are_counted() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("one a PX 600000");
@@ -77,7 +77,7 @@ fn deadlocks_and_waiters_that_are_refused_are_counted() {
 }
 
 #[test]
-fn a_grant_that_is_taken_back_is_counted() {
+fn undone_grants_are_counted() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 600000");
@@ -89,7 +89,7 @@ fn a_grant_that_is_taken_back_is_counted() {
 }
 
 #[test]
-fn timed_waits_are_shown_while_they_last_and_when_they_are_over() {
+fn timed_current_and_ended_waits_are_shown() {
     let server = Server::start();
     let mut client = server.client();
     let fields = ["rlock_oldest_wait_ms", "rlock_longest_hold_ms", "rlock_wait_p50_us", "rlock_wait_max_us"];
@@ -105,7 +105,7 @@ fn timed_waits_are_shown_while_they_last_and_when_they_are_over() {
     client.call("RLOCK.RELEASE job a");
     waiter.reply().int();
     watch.assert_took_ms(299..1500, "the wait");
-    // A hundred waits of next to nothing.
+    // 100 very short waits.
     for number in 0..100 {
         let key = format!("job-{number}");
         client.acquire(&format!("{key} a"));
@@ -114,7 +114,7 @@ fn timed_waits_are_shown_while_they_last_and_when_they_are_over() {
         waiter.reply().int();
     }
     let [oldest_wait_ms, longest_hold_ms, p50_us, max_us] = fields.map(|field| client.info_number(field));
-    assert_eq!((oldest_wait_ms, longest_hold_ms), (0, 0), "nobody waits");
+    assert_eq!((oldest_wait_ms, longest_hold_ms), (0, 0), "no request waits");
     assert!((1..300_000).contains(&p50_us), "{p50_us}");
     assert!((299_000..5_000_000).contains(&max_us), "{max_us}");
     let p99_us = client.info_number("rlock_wait_p99_us");
@@ -122,7 +122,7 @@ fn timed_waits_are_shown_while_they_last_and_when_they_are_over() {
     assert!(client.info_number("rlock_waited_us") >= max_us);
 }
 
-/// Clients that wait for a lock that somebody else holds.
+/// Clients that wait for a lock with another holder.
 #[track_caller]
 fn crowd(server: &Server, db: u32, key: &str, waiters: usize) -> Vec<Client> {
     let mut holder = server.client();
@@ -142,7 +142,7 @@ fn crowd(server: &Server, db: u32, key: &str, waiters: usize) -> Vec<Client> {
 
 /// Rule I3.
 #[test]
-fn the_most_contended_locks_come_first() {
+fn top_lists_the_most_contended_locks_first() {
     let server = Server::start();
     let mut client = server.client();
     assert!(client.call("RLOCK.TOP").array().is_empty());
@@ -164,13 +164,13 @@ fn the_most_contended_locks_come_first() {
     assert!(first.field("held-ms").int() >= first.field("oldest-wait-ms").int());
     assert_eq!(client.call("RLOCK.TOP COUNT 1").array().len(), 1);
     assert!(client.call("RLOCK.TOP COUNT 0").array().is_empty());
-    // What it shows is enough to end the hold.
+    // The reply contains enough to end the hold.
     let forced = format!("RLOCK.FORCERELEASE two TOKEN {}", first.field("token").int());
     assert_eq!(client.call(forced), 1);
 }
 
 #[test]
-fn what_a_user_may_not_read_is_left_out_of_the_most_contended() {
+fn top_leaves_out_keys_that_the_user_cannot_read() {
     let server = Server::start();
     let mut client = server.client();
     let _crowds = ["secret", "shared"].map(|key| crowd(&server, 0, key, 2));
@@ -186,7 +186,7 @@ fn what_a_user_may_not_read_is_left_out_of_the_most_contended() {
 }
 
 #[test]
-fn a_thousand_of_very_many_holders_are_shown_and_all_are_counted() {
+fn info_shows_1000_holders_and_counts_all() {
     let server = Server::start();
     let mut client = server.client();
     let acquire = |number| Command::from(format!("RRWLOCK.ACQUIRE job reader-{number} READ PX 600000"));
@@ -204,14 +204,14 @@ fn a_thousand_of_very_many_holders_are_shown_and_all_are_counted() {
         assert_eq!(owners, [format!("reader-{number}")]);
         assert_eq!(info.field("holders-count"), 3000);
     }
-    assert!(client.call("RLOCK.INFO job OWNER nobody").field("holders").array().is_empty());
+    assert!(client.call("RLOCK.INFO job OWNER none").field("holders").array().is_empty());
     for wrong in ["RLOCK.INFO job OWNER", "RLOCK.INFO job all", "RLOCK.INFO job OWNER a b"] {
         client.call(wrong).expect_error("ERR");
     }
 }
 
 #[test]
-fn every_field_is_in_the_table_and_no_other() {
+fn info_fields_are_exactly_those_in_the_table() {
     let server = Server::start();
     let info = server.client().call("INFO rlock").text();
     let fields = info.lines().filter_map(|line| line.split_once(':')).map(|(field, _)| field.to_owned());
@@ -229,16 +229,16 @@ fn every_field_is_in_the_table_and_no_other() {
     assert_eq!(fields.collect::<BTreeSet<_>>(), documented.collect::<BTreeSet<_>>());
 }
 
-/// The words of a text that are names of fields, as Prometheus has them.
+/// The words of a text that are field names as Prometheus writes them.
 fn fields_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|letter: char| !letter.is_ascii_lowercase() && !letter.is_ascii_digit() && letter != '_');
     words.filter(|word| word.starts_with("rlock_")).map(str::to_owned).collect()
 }
 
 #[test]
-fn the_dashboard_shows_every_field_and_the_alerts_know_no_other() {
+fn dashboard_shows_every_field_and_alerts_use_only_existing_fields() {
     let server = Server::start();
-    // packaging/monitoring/prometheus.yml makes a label of the kind.
+    // packaging/monitoring/prometheus.yml turns the kind into a label.
     let kinds = KINDS.map(|kind| (format!("rlock_{kind}_"), "rlock_kind_"));
     let info = server.client().call("INFO rlock").text();
     let fields = info.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| {
@@ -253,6 +253,6 @@ fn the_dashboard_shows_every_field_and_the_alerts_know_no_other() {
     assert_eq!(read("dashboard.json"), fields);
     let alerts = read("alerts.yml");
     assert!(alerts.len() >= 10 && alerts.is_subset(&fields), "{:?}", alerts.difference(&fields));
-    // A unit test of an alert that is about nothing proves nothing.
+    // A unit test of an alert with an unknown field would prove nothing.
     assert!(read("alerts_test.yml").is_subset(&fields));
 }

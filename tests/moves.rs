@@ -1,5 +1,5 @@
-//! A lock under another name, in another database or on another server is the same lock: its holder, count, token, requests,
-//! queue, and the moment at which its lease ends.
+//! A lock that moves to another key, database or server stays the same: holder, count, token,
+//! request ids, queue and deadline.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Where a lock is found after a move.
+/// Where a lock is after a move.
 struct Place {
     is_elsewhere: bool,
     db: i64,
@@ -20,10 +20,10 @@ const RENAMED: Place = Place { is_elsewhere: false, db: 0, key: "away" };
 const MOVED: Place = Place { is_elsewhere: false, db: 1, key: "job" };
 const ELSEWHERE: Place = Place { is_elsewhere: true, db: 0, key: "job" };
 
-/// A way for the lock `job` to get elsewhere.
+/// A way to move or copy the lock `job`.
 struct Way {
     name: &'static str,
-    /// The commands, with the port of the other server for PORT.
+    /// Commands in which PORT stands for the port of the other server.
     commands: &'static [&'static str],
     to: Place,
     stays: bool,
@@ -52,7 +52,7 @@ const WAYS: &[Way] = &[
     way("MIGRATE REPLACE", &["MIGRATE 127.0.0.1 PORT job 0 5000 REPLACE"], ELSEWHERE, false),
 ];
 
-/// The ways that can be gone on this server.
+/// The ways that the server under test supports.
 fn ways() -> impl Iterator<Item = &'static Way> {
     let without_move = move_changes_the_database();
     if without_move {
@@ -61,7 +61,7 @@ fn ways() -> impl Iterator<Item = &'static Way> {
     WAYS.iter().filter(move |way| !without_move || !["MOVE", "COPY to another database"].contains(&way.name))
 }
 
-/// Two servers, one of which has a replica; `job` goes from one to the other or stays.
+/// Two servers. The first one has a replica and holds `job`.
 struct Scene {
     here: Server,
     replica: Server,
@@ -77,10 +77,10 @@ impl Scene {
         Scene { here, replica, elsewhere: Server::with_aof(&lines) }
     }
 
-    /// Goes the way and hands out a client of the place where the lock is then.
+    /// Runs the commands, and returns a client that sees the lock at its new location.
     #[track_caller]
-    fn go(&self, way: &Way) -> Client {
-        // The output of a failed test ends with the way that failed.
+    fn execute(&self, way: &Way) -> Client {
+        // On failure the last line names the way that failed.
         eprintln!("{}", way.name);
         let mut client = self.here.client();
         for command in way.commands {
@@ -98,7 +98,7 @@ impl Scene {
         there
     }
 
-    /// The replica and the append-only files agree, and nothing is left for the next way.
+    /// Asserts that the replica and the append-only files agree, and removes all locks.
     #[track_caller]
     fn check_copies_and_clean_up(&self) {
         let mut client = self.here.client();
@@ -122,16 +122,16 @@ impl Scene {
 }
 
 #[test]
-fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
+fn moved_lock_is_the_same_and_waiters_stay_with_the_old_key() {
     let scene = Scene::new();
     for way in ways() {
         let mut client = scene.here.client();
         let token = client.acquire("job a PX 60000 REQ 1");
         client.acquire("job a PX 60000 REQ 2");
         let mut b = scene.here.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        let mut there = scene.go(way);
+        let mut there = scene.execute(way);
         let key = way.to.key;
-        assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 2, token));
+        assert_eq!(there.holder(key).expect("a holder").identity(), ("a", 2, token));
         assert_eq!(there.acquire(&format!("{key} a REQ 2")), token, "the last request is known");
         there.call(format!("RLOCK.ACQUIRE {key} a REQ 1")).expect_error("STALE");
         let left = there.call(format!("RLOCK.PTTL {key}")).int();
@@ -144,19 +144,19 @@ fn a_contended_lock_is_the_same_elsewhere_and_its_waiters_stay_with_the_name() {
         }
         let granted = b.reply().int();
         assert!(granted > token);
-        assert_eq!(there.holder(key).expect("it is held").owner, "a", "what b was granted is another lock");
+        assert_eq!(there.holder(key).expect("a holder").owner, "a", "b was granted another lock");
         scene.check_copies_and_clean_up();
     }
 }
 
 #[test]
-fn timed_a_lease_ends_elsewhere_when_it_would_have_ended_here() {
+fn timed_moved_lease_expires_at_its_old_deadline() {
     let scene = Scene::new();
     for way in ways() {
         let watch = Stopwatch::start();
         let token = scene.here.client().acquire("job a PX 500");
-        let mut there = scene.go(way);
-        // Nobody asks for it: the end of its lease is known there by itself.
+        let mut there = scene.execute(way);
+        // No command reads the key: the new location expires the lease by itself.
         eventually(SOON, || there.call(format!("EXISTS {}", way.to.key)) == 0);
         watch.assert_took_ms(499..1500, "the lease");
         assert!(there.acquire(&format!("{} b PX 60000", way.to.key)) > token);
@@ -165,7 +165,7 @@ fn timed_a_lease_ends_elsewhere_when_it_would_have_ended_here() {
 }
 
 #[test]
-fn a_queue_keeps_its_order_elsewhere() {
+fn moved_queue_keeps_its_order() {
     let scene = Scene::new();
     for way in ways() {
         let mut client = scene.here.client();
@@ -174,9 +174,9 @@ fn a_queue_keeps_its_order_elsewhere() {
             client.call(format!("RFAIRLOCK.ACQUIRE job {owner} QUEUE 60000"));
         }
         let d = scene.here.waiter("RFAIRLOCK.ACQUIRE job d PX 60000 BLOCK 0");
-        let mut there = scene.go(way);
+        let mut there = scene.execute(way);
         let key = way.to.key;
-        assert_eq!(there.holder(key).expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(there.holder(key).expect("a holder").identity(), ("a", 1, token));
         eventually(SOON, || there.places(key) == ["b detached", "c detached", "d detached"]);
         drop(d);
         let mut last = token;
@@ -193,7 +193,7 @@ fn a_queue_keeps_its_order_elsewhere() {
 }
 
 #[test]
-fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
+fn failed_move_does_not_change_the_lock_or_its_waiters() {
     if move_changes_the_database() {
         return skipped_here("MOVE changes the database of the connection");
     }
@@ -205,11 +205,11 @@ fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
     client.call("COPY away job DB 1");
     scene.elsewhere.client().acquire("job x PX 60000");
     let migrate = format!("MIGRATE 127.0.0.1 {} job 0 5000", scene.elsewhere.port());
-    let nobody = format!("MIGRATE 127.0.0.1 {} job 0 5000", crate::support::free_port());
-    for refused in ["RENAMENX job away", "MOVE job 1", "COPY job away", &migrate, &nobody] {
+    let unreachable = format!("MIGRATE 127.0.0.1 {} job 0 5000", crate::support::free_port());
+    for refused in ["RENAMENX job away", "MOVE job 1", "COPY job away", &migrate, &unreachable] {
         let reply = client.call(Command::from(refused));
         assert!(reply == 0 || matches!(reply, Reply::Error(_)), "{refused}: {reply:?}");
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
         assert_eq!(client.waiting_owners("job"), ["b"]);
     }
     client.call("RLOCK.RELEASE job a");
@@ -217,7 +217,7 @@ fn a_move_that_is_refused_leaves_the_lock_and_its_waiters_alone() {
 }
 
 #[test]
-fn a_copy_of_a_held_lock_is_a_second_hold_that_ends_by_itself() {
+fn copy_of_a_held_lock_is_an_independent_hold() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a PX 600000");
@@ -226,7 +226,7 @@ fn a_copy_of_a_held_lock_is_a_second_hold_that_ends_by_itself() {
         let copied = client.holder("copy").expect("a holder");
         assert_eq!((copied.owner.as_str(), copied.token, copied.session), ("a", token, 0));
         assert_eq!(session, token);
-        assert!(copied.lease_ms <= 300_000, "its session counts as closed: {} ms", copied.lease_ms);
+        assert!(copied.lease_ms <= 300_000, "the session of a copy has ended: {} ms", copied.lease_ms);
         assert_eq!(client.call("RLOCK.FORCERELEASE copy"), 1);
         assert_eq!(client.holder("copy"), None);
         assert_eq!(client.call("LOCK.HOLDS job a"), 2);

@@ -1,4 +1,5 @@
-//! Payloads that somebody broke or made up: each is refused or is a lock, with which everything can be done.
+//! Damaged and invented payloads: each one is refused, or becomes a lock on which all commands
+//! work.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -8,11 +9,11 @@ use crate::support::{Client, Command, Reply, Server, at_length, seed};
 
 const YEAR_MS: i64 = 365 * 24 * 3600 * 1000;
 
-/// How many locks that were taken from payloads are kept, to be saved and loaded together.
+/// How many restored locks are kept, to be saved and loaded together.
 const KEPT: usize = 200;
 
-/// A payload of DUMP in its parts: type of the value, name and version of the module's type, data as one string, version of
-/// the format, checksum.
+/// A DUMP payload in parts: `head` has the value's type with the name and version of the module
+/// type, `data` is one string, `foot` has the format version and the checksum.
 #[derive(Clone)]
 struct Payload {
     head: Vec<u8>,
@@ -20,7 +21,7 @@ struct Payload {
     foot: Vec<u8>,
 }
 
-/// Type and name of the module's type, whose last ten bits are the version of the data.
+/// Value type and module type. The last ten bits are the version of the data.
 const HEAD: usize = 10;
 const FOOT: usize = 10;
 const STRING_FOLLOWS: u8 = 5;
@@ -32,7 +33,7 @@ impl Payload {
         let (head, rest) = bytes.split_at(HEAD);
         let (body, foot) = rest.split_at(rest.len() - FOOT);
         assert_eq!([body[0], body[body.len() - 1]], [STRING_FOLLOWS, END_OF_VALUE]);
-        // The first two bits of a length tell how long it is itself.
+        // The first two bits of a length give the size of the length field.
         let length_bytes = if body[1] < 0x40 { 1 } else { 2 };
         let payload =
             Payload { head: head.to_vec(), data: body[1 + length_bytes..body.len() - 1].to_vec(), foot: foot.to_vec() };
@@ -40,7 +41,7 @@ impl Payload {
         payload
     }
 
-    /// The length of the data is right, so that it is the module that looks at it.
+    /// Writes the right length of the data, so that the server passes the data to the module.
     fn pack(&self) -> Vec<u8> {
         let length = self.data.len() as u16;
         let mut bytes = [&self.head[..], &[STRING_FOLLOWS]].concat();
@@ -55,7 +56,7 @@ impl Payload {
     }
 }
 
-/// Locks with all that can be in one.
+/// Locks that use everything a lock can store.
 #[track_caller]
 fn originals(server: &Server) -> Vec<Payload> {
     let mut client = server.client();
@@ -81,7 +82,8 @@ fn originals(server: &Server) -> Vec<Payload> {
         .to_vec()
 }
 
-/// Numbers at the edges of what is read, as the data writes them: seven bits a byte, the lowest first.
+/// Numbers at the limits of the parser, in the encoding of the data: seven bits per byte, lowest
+/// first.
 fn odd_number(random: &mut StdRng) -> Vec<u8> {
     let mut number: u64 = match random.random_range(0..4) {
         0 => 1 << random.random_range(0..64),
@@ -102,7 +104,7 @@ fn odd_number(random: &mut StdRng) -> Vec<u8> {
     bytes
 }
 
-/// Something else than what was saved, mostly in the part that the module reads.
+/// Returns a changed payload. Most changes are in the part that the module reads.
 fn mutate(originals: &[Payload], random: &mut StdRng) -> Vec<u8> {
     let mut payload = originals.choose(random).expect("not empty").clone();
     for _ in 0..*[1, 1, 1, 2, 4].choose(random).expect("not empty") {
@@ -118,13 +120,13 @@ fn mutate(originals: &[Payload], random: &mut StdRng) -> Vec<u8> {
             6 | 7 => drop(data.splice(at..end, odd_number(random))),
             8 => drop(data.splice(at..at, odd_number(random))),
             9 => {
-                // A part of another lock.
+                // Append a part of another lock.
                 let other = &originals.choose(random).expect("not empty").data;
                 let from = random.random_range(0..other.len());
                 data.splice(at.., other[from..].iter().copied());
             }
             _ => {
-                // Another version of the data, or of the format.
+                // Change the version of the data or of the format.
                 let at = random.random_range(0..2);
                 let place = if random.random() { &mut payload.head[HEAD - 2 + at] } else { &mut payload.foot[at] };
                 *place ^= 1 << random.random_range(0..8);
@@ -132,7 +134,7 @@ fn mutate(originals: &[Payload], random: &mut StdRng) -> Vec<u8> {
         }
     }
     let mut bytes = payload.pack();
-    // Sometimes the server's own part.
+    // Sometimes change the server's part of the payload.
     match random.random_range(0..20) {
         0 => bytes.truncate(random.random_range(0..bytes.len())),
         1 => {
@@ -144,11 +146,11 @@ fn mutate(originals: &[Payload], random: &mut StdRng) -> Vec<u8> {
     bytes
 }
 
-/// Restores a payload. What the server takes is a lock within all limits, and everything can be done with it; of what it
-/// refuses, nothing is left. Says whether it was taken.
+/// Restores a payload. If the server accepts it, the lock is within all limits and all commands
+/// work on it. If not, nothing is left. Returns whether it was accepted.
 #[track_caller]
 fn try_payload(client: &mut Client, key: &str, payload: &[u8]) -> bool {
-    // In one step: a lease that was over long ago ends right after it.
+    // In one step, because a lease that expired long ago ends right afterwards.
     let step = [
         format!("DEL {key}").into(),
         Command::from([b"RESTORE".as_slice(), key.as_bytes(), b"0", payload]),
@@ -158,7 +160,7 @@ fn try_payload(client: &mut Client, key: &str, payload: &[u8]) -> bool {
         format!("DUMP {key}").into(),
     ];
     let [_, restored, exists, usage, digest, payload] = &client.call_in_one_step(&step)[..] else {
-        panic!("as many answers as commands");
+        panic!("one reply for each command");
     };
     if matches!(restored, Reply::Error(_)) {
         assert_eq!(*exists, 0);
@@ -176,11 +178,11 @@ fn try_payload(client: &mut Client, key: &str, payload: &[u8]) -> bool {
     true
 }
 
-/// Whatever a lock came from, it is within all limits, and each command gets an answer that it has for a lock.
+/// Asserts that a lock is within all limits, and that each command gets a valid reply.
 #[track_caller]
 pub(crate) fn assert_usable(client: &mut Client, key: &str) {
     let info = client.call(format!("RLOCK.INFO {key}"));
-    // One that has lapsed is as good as none.
+    // An expired lock counts as free.
     let holders = if info == Reply::Nil { Reply::Array(vec![]) } else { info.field("holders") };
     for holder in holders.array() {
         assert!((1..=512).contains(&holder.field("owner").bytes().len()), "{info:?}");
@@ -194,7 +196,7 @@ pub(crate) fn assert_usable(client: &mut Client, key: &str) {
         "fair" => ("RFAIRLOCK", ""),
         "rwlock" => ("RRWLOCK", " READ"),
         "semaphore" => ("RSEMAPHORE", ""),
-        other => panic!("there is no such kind: {other}"),
+        other => panic!("unknown kind: {other}"),
     };
     let waiters = client.call(format!("RLOCK.WAITERS {key}"));
     for command in [
@@ -216,14 +218,14 @@ pub(crate) fn assert_usable(client: &mut Client, key: &str) {
 }
 
 #[test]
-fn a_broken_payload_is_refused_or_a_lock_and_the_server_lives() {
+fn damaged_payload_is_refused_or_becomes_a_usable_lock() {
     let mut random = StdRng::seed_from_u64(seed());
     let lines = ["appendfsync no", "rdbcompression no", "aof-use-rdb-preamble no", "rlock.fair-grace-ms 600000"];
     let mut server = Server::with_aof(&lines);
     let originals = originals(&server);
     let mut client = server.client();
     client.call("FLUSHALL");
-    // The mutated bytes have to reach the module.
+    // Otherwise the server would refuse the mutated bytes by their checksum.
     assert_eq!(client.call("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
     let (mut refused, mut taken) = (0, 0);
     for round in 0..at_length(10_000, 200_000) {
@@ -232,10 +234,10 @@ fn a_broken_payload_is_refused_or_a_lock_and_the_server_lives() {
         let outcome = if try_payload(&mut client, &key, &payload) { &mut taken } else { &mut refused };
         *outcome += 1;
     }
-    assert!(refused > 1000 && taken > 1000, "{refused} refused and {taken} taken");
+    assert!(refused > 1000 && taken > 1000, "{refused} refused and {taken} accepted");
     server.assert_alive();
 
-    // What was taken can be saved and loaded in each way.
+    // The accepted locks can be saved and loaded in both ways.
     client.rewrite_append_only_file();
     client.call("CLIENT PAUSE 60000 WRITE");
     let digest = client.call("DEBUG DIGEST");

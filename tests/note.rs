@@ -1,4 +1,4 @@
-//! NOTE: a text for people, stored with a hold and shown where the hold is shown.
+//! NOTE: a text for people, stored with a hold and shown with it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ fn text(text: &str) -> Reply {
     Reply::Text(text.as_bytes().to_vec())
 }
 
-/// The note that INFO shows of the first holder, if it shows one.
+/// The note that INFO shows for the first holder, if any.
 fn note(client: &mut Client, key: &str) -> Option<Reply> {
     let holder = client.call(format!("RLOCK.INFO {key}")).field("holders").array()[0].clone();
     holder.field_names().contains(&"note".to_owned()).then(|| holder.field("note"))
@@ -18,7 +18,7 @@ fn note(client: &mut Client, key: &str) -> Option<Reply> {
 
 /// Rule E1.
 #[test]
-fn a_note_is_shown_with_its_hold() {
+fn note_is_shown_with_its_hold() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -31,7 +31,7 @@ fn a_note_is_shown_with_its_hold() {
 
 /// Rule E2.
 #[test]
-fn a_note_stays_is_replaced_and_removed() {
+fn note_can_be_kept_replaced_and_removed() {
     for server in Server::for_each(&[MUTEX]) {
         let mut client = server.client();
         client.acquire("job a PX 60000 REQ 1 NOTE first");
@@ -59,7 +59,7 @@ fn a_note_stays_is_replaced_and_removed() {
 
 /// Rule E3.
 #[test]
-fn a_note_of_a_request_that_waits_is_shown_there_and_then_with_the_hold() {
+fn note_of_a_waiter_is_shown_with_the_waiter_and_later_with_the_hold() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000 NOTE holder");
@@ -74,7 +74,7 @@ fn a_note_of_a_request_that_waits_is_shown_there_and_then_with_the_hold() {
 
 /// Rule E2.
 #[test]
-fn an_empty_note_of_a_request_that_waits_removes_the_note_of_the_hold() {
+fn empty_note_of_a_waiter_removes_the_note_of_the_hold() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT job 2");
@@ -89,9 +89,9 @@ fn an_empty_note_of_a_request_that_waits_removes_the_note_of_the_hold() {
     assert_eq!(note(&mut client, "job"), None);
 }
 
-/// Rules E1 and I3.
+/// Rules E1, I3.
 #[test]
-fn top_shows_the_notes_of_holders_in_all_databases_and_leaves_the_client_in_its_own() {
+fn top_shows_notes_of_all_databases_and_keeps_the_clients_database() {
     let server = Server::start();
     let (mut client, mut elsewhere) = (server.client(), server.client());
     elsewhere.call("SELECT 3");
@@ -120,7 +120,7 @@ fn top_shows_the_notes_of_holders_in_all_databases_and_leaves_the_client_in_its_
 
 /// Rule E4.
 #[test]
-fn a_note_is_there_on_a_replica_and_after_a_restart_a_rewrite_or_a_restore() {
+fn note_survives_replication_restart_rewrite_and_restore() {
     let mut server = Server::with_aof(&["appendfsync always"]);
     let replica = Server::replica_of(&server, &[]);
     let mut client = server.client();
@@ -149,7 +149,7 @@ fn a_note_is_there_on_a_replica_and_after_a_restart_a_rewrite_or_a_restore() {
 }
 
 #[test]
-fn a_note_that_is_too_long_is_refused() {
+fn too_long_note_is_refused() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire(&format!("job a PX 60000 NOTE {}", "n".repeat(256)));

@@ -1,5 +1,6 @@
-//! BLOCK … NOTIFY: waiting without a blocked connection. What any way of waiting does is tested by the whole suite, run in this
-//! way too (`RLOCK_WAIT_BY_NOTIFY`); here is what only this way has: channels, subscribers, and messages.
+//! BLOCK … NOTIFY: waiting without a blocked connection. The whole suite also runs in this mode
+//! (`RLOCK_WAIT_BY_NOTIFY`). This file tests channels, subscribers and messages, which only this
+//! mode has.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +11,15 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// What most tests begin with.
+/// The setup of most tests.
 struct Scene {
     server: Server,
     client: Client,
-    /// Listens to the channel `answers`.
+    /// Subscribed to the channel `answers`.
     messages: Client,
 }
 
-/// One scene after the other, each for a family: under `job` is a lock that `a` holds.
+/// One scene for each family: `a` holds `job`.
 fn scenes() -> impl Iterator<Item = Scene> {
     Server::for_each(EXCLUSIVE).map(|server| {
         let (mut client, messages) = (server.client(), subscriber(&server, "answers"));
@@ -27,7 +28,7 @@ fn scenes() -> impl Iterator<Item = Scene> {
     })
 }
 
-/// A RESP3 connection, which can wait and listen at once.
+/// A RESP3 connection, which can wait and listen at the same time.
 fn resp3(server: &Server) -> Client {
     let mut client = server.client();
     client.call("HELLO 3").pairs();
@@ -36,7 +37,7 @@ fn resp3(server: &Server) -> Client {
 
 /// Rule N1.
 #[test]
-fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
+fn one_connection_can_wait_for_many_locks_and_send_other_commands() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut holder, mut client) = (server.client(), server.client());
         let mut messages = subscriber(&server, "answers");
@@ -51,7 +52,7 @@ fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
         assert_eq!(client.call("PING"), "PONG");
         for number in (0..10).rev() {
             assert_eq!(holder.call(format!("LOCK.RELEASE job-{number} a")), 0);
-            let token = client.holder(&format!("job-{number}")).expect("it is held").token;
+            let token = client.holder(&format!("job-{number}")).expect("a holder").token;
             assert_eq!(message(&mut messages), format!("granted {} {token}", number + 1));
         }
         assert_eq!(client.info_number("rlock_waiting"), 0);
@@ -59,7 +60,7 @@ fn one_connection_waits_for_many_locks_and_goes_on_meanwhile() {
 }
 
 #[test]
-fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
+fn message_has_the_reply_that_a_blocked_connection_would_get() {
     let server = Server::start();
     let mut client = server.client();
     let mut messages = subscriber(&server, "answers");
@@ -69,7 +70,7 @@ fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
     assert_eq!(message(&mut messages), "nil 1");
     assert_eq!(client.call("RLOCK.MACQUIRE 2 x z c BLOCK 0 NOTIFY answers REQ 2"), "WAITING");
     client.call("RLOCK.RELEASE x a");
-    let tokens = ["x", "z"].map(|key| client.holder(key).expect("it is held").token.to_string());
+    let tokens = ["x", "z"].map(|key| client.holder(key).expect("a holder").token.to_string());
     assert_eq!(message(&mut messages), format!("granted 2 {}", tokens.join(" ")));
     assert_eq!(client.call("RLOCK.ACQUIRE y d BLOCK 0 NOTIFY answers REQ 3"), "WAITING");
     client.call("SET y string");
@@ -81,13 +82,14 @@ fn a_message_says_what_a_blocked_connection_would_have_been_answered() {
 
 /// Rule N1.
 #[test]
-fn on_one_resp3_connection_the_answer_comes_before_the_message() {
+fn resp3_connection_gets_the_reply_before_the_message() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = resp3(&server);
         client.speak(server.family());
         client.call("SUBSCRIBE answers");
         client.call("LOCK.ACQUIRE job a PX 60000");
-        // In one step, and in one transaction that frees what it has just begun to wait for.
+        // First in one step, then in one transaction that frees the lock for which it has just
+        // begun to wait.
         let answers = client.call_in_one_step(&[
             "LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1".into(),
             "LOCK.RELEASE job a".into(),
@@ -107,31 +109,31 @@ fn on_one_resp3_connection_the_answer_comes_before_the_message() {
 }
 
 #[test]
-fn a_grant_that_nobody_listens_for_is_taken_back_and_the_next_is_served() {
+fn grant_without_a_subscriber_is_undone_and_the_next_waiter_served() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
-        // Somebody listens to a pattern: that is not somebody who waits for this answer.
+        // A subscriber of a pattern does not count as a listener of the channel.
         let mut pattern = server.client();
         pattern.call("PSUBSCRIBE *");
-        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY nobody REQ 1"), "WAITING");
+        assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY no-listener REQ 1"), "WAITING");
         let mut next = server.notified_waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
         client.call("LOCK.RELEASE job a");
         if server.family() == FAIR {
-            // Its place stays at the head for the grace.
+            // The place stays at the head for the grace.
             eventually(SOON, || client.places("job") == ["b detached", "c connected"]);
             assert_eq!(client.call("RFAIRLOCK.CANCEL job b"), 1);
         }
         let token = next.reply().int();
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("c", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("c", 1, token));
         assert_eq!(client.info_number("rlock_unheard"), 1);
-        let heard = pattern.reply().array()[3].text();
-        assert!(heard.ends_with(&format!(" {token}")), "only what somebody listens for is published: {heard}");
+        let received = pattern.reply().array()[3].text();
+        assert!(received.ends_with(&format!(" {token}")), "only messages with a subscriber are published: {received}");
     }
 }
 
 #[test]
-fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
+fn unsubscribed_waiter_loses_the_grant_and_can_ask_again() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         messages.call("UNSUBSCRIBE answers");
@@ -142,7 +144,7 @@ fn whoever_unsubscribes_in_between_loses_the_grant_and_asks_again() {
 }
 
 #[test]
-fn the_wait_ends_with_the_connection_that_asked() {
+fn wait_ends_with_the_connection_that_asked() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
         assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
@@ -155,11 +157,11 @@ fn the_wait_ends_with_the_connection_that_asked() {
 }
 
 #[test]
-fn a_connection_that_closes_between_the_grant_and_the_message_holds_nothing() {
+fn connection_closed_between_grant_and_message_holds_nothing() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut asked = server.client();
         assert_eq!(asked.call("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
-        // In one step: the message of a turn goes out at its end.
+        // In one step: the messages of a turn are sent at its end.
         let kill = format!("CLIENT KILL ID {}", asked.id());
         let answers = client.call_in_one_step(&["LOCK.RELEASE job a".into(), kill.into()]);
         assert_eq!(answers, [Reply::Int(0), Reply::Int(1)]);
@@ -170,7 +172,7 @@ fn a_connection_that_closes_between_the_grant_and_the_message_holds_nothing() {
 }
 
 #[test]
-fn a_subscriber_that_is_killed_with_its_connection_leaves_no_hold() {
+fn killed_subscriber_leaves_no_hold() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -186,7 +188,7 @@ fn a_subscriber_that_is_killed_with_its_connection_leaves_no_hold() {
 }
 
 #[test]
-fn the_same_request_again_moves_the_wait() {
+fn repeated_request_moves_the_wait() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let (mut one, mut other) = (subscriber(&server, "one"), subscriber(&server, "other"));
@@ -194,7 +196,8 @@ fn the_same_request_again_moves_the_wait() {
         let ask = |channel| format!("LOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY {channel} REQ 1");
         let mut first = server.client();
         assert_eq!(first.call(ask("one")), "WAITING");
-        // Over another connection, to the same channel: nothing to say, and the wait belongs to that connection now.
+        // Over another connection, to the same channel: no message is sent, and the wait now
+        // belongs to that connection.
         let mut second = server.client();
         assert_eq!(second.call(ask("one")), "WAITING");
         drop(first);
@@ -202,7 +205,7 @@ fn the_same_request_again_moves_the_wait() {
         assert_eq!(client.waiting_owners("job"), ["b"]);
         assert_eq!(second.call(ask("other")), "WAITING");
         assert!(message(&mut one).starts_with("error 1 SUPERSEDED "));
-        // Blocked, and back.
+        // From a message to a blocked connection, and back.
         let mut blocked = server.blocked_waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0 REQ 1");
         assert!(message(&mut other).starts_with("error 1 SUPERSEDED "));
         assert_eq!(second.call(ask("other")), "WAITING");
@@ -215,7 +218,7 @@ fn the_same_request_again_moves_the_wait() {
 }
 
 #[test]
-fn the_same_request_without_block_ends_the_wait() {
+fn repeated_request_without_block_ends_the_wait() {
     for Scene { server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
         assert_eq!(client.call("LOCK.ACQUIRE job b REQ 1"), Reply::Nil);
@@ -228,7 +231,7 @@ fn the_same_request_without_block_ends_the_wait() {
 }
 
 #[test]
-fn where_there_is_no_connection_or_no_id_nobody_can_be_notified() {
+fn notify_needs_a_connection_and_an_id() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers").expect_error("ERR");
@@ -242,7 +245,7 @@ fn where_there_is_no_connection_or_no_id_nobody_can_be_notified() {
 }
 
 #[test]
-fn the_channel_needs_the_permission_of_publish() {
+fn notify_needs_permission_to_publish_to_the_channel() {
     for server in Server::for_each(ALL) {
         let mut admin = server.client();
         assert_eq!(admin.call("ACL SETUSER worker on >secret ~* +@all resetchannels &mine:*"), "OK");
@@ -265,7 +268,7 @@ fn the_channel_needs_the_permission_of_publish() {
 }
 
 #[test]
-fn a_demotion_tells_those_who_wait() {
+fn demotion_sends_unblocked_to_waiters() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         let other = Server::start();
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
@@ -276,7 +279,7 @@ fn a_demotion_tells_those_who_wait() {
 }
 
 #[test]
-fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
+fn cancel_ends_blocked_and_notified_waits_and_returns_their_number() {
     for Scene { server, mut client, mut messages } in scenes() {
         assert_eq!(client.call("LOCK.CANCEL job b"), 0);
         assert_eq!(client.call("LOCK.ACQUIRE job b BLOCK 0 NOTIFY answers REQ 7"), "WAITING");
@@ -291,7 +294,7 @@ fn cancel_ends_what_waits_in_either_way_and_says_how_many() {
 }
 
 #[test]
-fn a_connection_that_hears_no_replies_hears_its_messages() {
+fn connection_with_replies_off_gets_its_messages() {
     for Scene { server, mut client, mut messages } in scenes() {
         let mut mute = server.client();
         mute.send("CLIENT REPLY OFF");
@@ -303,11 +306,11 @@ fn a_connection_that_hears_no_replies_hears_its_messages() {
 }
 
 #[test]
-fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_again() {
+fn repeated_request_gets_no_message_of_its_earlier_wait() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
         let ask = "LOCK.ACQUIRE job b PX 60000 BLOCK 50 NOTIFY answers REQ 1";
         assert_eq!(client.call(ask), "WAITING");
-        // The server is kept from looking at its timers until the request is there again, in one step with what delays it.
+        // DEBUG SLEEP and the repeated request come in one step, so that no timer runs in between.
         let again = "LOCK.ACQUIRE job b PX 60000 BLOCK 60000 NOTIFY answers REQ 1";
         let step = ["DEBUG SLEEP 0.2".into(), Command::from(again), "LOCK.RELEASE job a".into()];
         assert_eq!(client.call_in_one_step(&step)[1], "WAITING");
@@ -316,25 +319,27 @@ fn what_an_earlier_wait_has_to_say_is_not_said_of_the_request_that_was_sent_agai
     }
 }
 
-/// On a busy machine a message may come later than that. One of many does not.
+/// On a busy machine a message may arrive after its lease has expired. At least one of 200 does
+/// not.
 #[test]
-fn a_grant_is_told_as_long_as_its_lease_lasts_however_short_that_is() {
+fn grant_with_a_lease_of_1_ms_is_sent() {
     for Scene { server: _server, mut client, mut messages } in scenes() {
-        let mut heard = (1..=200).map(|id| {
+        let mut received = (1..=200).map(|id| {
             assert_eq!(client.call(format!("LOCK.ACQUIRE job b PX 1 BLOCK 0 NOTIFY answers REQ {id}")), "WAITING");
             client.call("LOCK.RELEASE job a");
-            let heard = message(&mut messages);
+            let received = message(&mut messages);
             eventually(SOON, || client.is_free("job"));
             client.acquire("job a PX 60000");
-            heard
+            received
         });
-        assert!(heard.any(|message| message.starts_with("granted ")));
+        assert!(received.any(|message| message.starts_with("granted ")));
     }
 }
 
-/// A command behind a wait that is over is run when the server has said already that it is about to sleep.
+/// When a wait ends, the server runs the next command of that connection after it has announced
+/// that it will sleep.
 #[test]
-fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_the_servers_next_tick() {
+fn timed_grant_by_a_command_behind_a_wait_does_not_wait_for_the_next_tick() {
     let server = Server::with(&["hz 1", "dynamic-hz no"]);
     let mut messages = subscriber(&server, "answers");
     let (mut client, mut holder) = (server.client(), server.client());
@@ -342,7 +347,7 @@ fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_
     for round in 1..=5 {
         holder.acquire("job a PX 60000");
         assert_eq!(client.call(format!("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ {round}")), "WAITING");
-        holder.try_send(&["BLPOP list 0".into(), "RLOCK.RELEASE job a".into()]).expect("it is sent");
+        holder.try_send(&["BLPOP list 0".into(), "RLOCK.RELEASE job a".into()]).expect("the commands are sent");
         eventually(Duration::from_secs(5), || client.info("blocked_clients") == "1");
         let began = Instant::now();
         client.call("LPUSH list 1");
@@ -352,15 +357,16 @@ fn timed_who_is_granted_by_a_command_that_stood_behind_a_wait_does_not_wait_for_
         assert_eq!(holder.reply(), 0);
         assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
     }
-    // Two and a half seconds, if each waits for a tick.
+    // 2.5 seconds in total if each grant waits for the tick.
     assert!(waited < Duration::from_millis(1000), "{waited:?}");
 }
 
-/// Answers to more requests than are told in one turn of the server, all given in one: nothing else than they would wake it.
+/// Ends more requests in one transaction than the server sends messages for in one turn. Nothing
+/// except the messages would wake the server.
 #[test]
-fn timed_many_who_are_told_at_once_do_not_wait_for_the_servers_next_tick() {
+fn timed_6000_messages_at_once_do_not_wait_for_the_next_tick() {
     const REQUESTS: usize = 6000;
-    /// So many that none has more to be sent in one turn than its connection takes at once.
+    /// Enough that no connection gets more bytes in one turn than its socket takes.
     const CHANNELS: usize = 4;
     let server = Server::with(&["hz 1"]);
     let mut client = server.client();
@@ -387,13 +393,14 @@ fn timed_many_who_are_told_at_once_do_not_wait_for_the_servers_next_tick() {
 }
 
 #[test]
-fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_meanwhile() {
+fn repeated_request_that_waits_again_keeps_no_earlier_grant() {
     for server in Server::for_each(&[MUTEX]) {
         let (mut client, mut asker) = (server.client(), server.client());
         let mut messages = subscriber(&server, "answers");
         client.call("LOCK.MACQUIRE 2 {s}x {s}y a PX 60000").array();
         assert_eq!(asker.call("LOCK.MACQUIRE 2 {s}x {s}y b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
-        // It is granted both, loses one, and is sent again before it could be told.
+        // The request is granted both keys, loses one, and is sent again before the message goes
+        // out.
         let step = [
             "LOCK.MRELEASE 2 {s}x {s}y a",
             "LOCK.FORCERELEASE {s}x",
@@ -407,24 +414,24 @@ fn what_is_granted_to_a_request_that_was_sent_again_and_waits_anew_is_not_kept_m
 }
 
 #[test]
-fn timed_very_many_whom_nobody_hears_keep_the_next_waiting_for_a_moment_only() {
+fn timed_100_waiters_without_subscribers_delay_the_next_by_less_than_500_ms() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");
     for number in 0..100 {
-        let ask = format!("RLOCK.ACQUIRE job deaf-{number} PX 60000 BLOCK 0 NOTIFY nobody-{number} REQ 1");
+        let ask = format!("RLOCK.ACQUIRE job unsubscribed-{number} PX 60000 BLOCK 0 NOTIFY no-listener-{number} REQ 1");
         assert_eq!(client.call(ask), "WAITING");
     }
     let mut next = server.notified_waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
     let watch = Stopwatch::start();
     client.call("RLOCK.RELEASE job a");
-    next.reply_within(SOON).expect("it is granted").int();
-    watch.assert_took_ms(0..500, "the turn of those whom nobody hears");
+    next.reply_within(SOON).expect("the lock is granted").int();
+    watch.assert_took_ms(0..500, "the grants without subscribers");
     assert_eq!(client.info_number("rlock_unheard"), 100);
 }
 
 #[test]
-fn a_channel_has_a_name_of_512_bytes_at_most() {
+fn channel_name_is_limited_to_512_bytes() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");

@@ -1,16 +1,16 @@
-//! BLOCK … NOTIFY in a cluster: a channel goes with its slot, and the waits that were to be answered on it are over.
+//! BLOCK … NOTIFY in a cluster: a channel moves with its slot, and waits with that channel end.
 
 use std::time::Duration;
 
-use crate::at_rest::assert_rests;
+use crate::at_rest::assert_sleeps;
 use crate::support::{Client, Cluster, Command, Reply, Server, Stopwatch, eventually, message, two_nodes};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Waits of which nobody hears any more are over by then.
+/// Waits whose channel is gone end within this time.
 const NO_LONGER_THAN_MS: u64 = 2000;
 
-/// A lock with a slot, on the first of two nodes, and how the slot gets from one to the other.
+/// A slot with a lock, on the first of two nodes, and the commands that move it.
 struct Slot {
     nodes: [Server; 2],
     ids: [String; 2],
@@ -26,13 +26,14 @@ impl Slot {
         let ids = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
         let number = nodes[0].client().call(format!("CLUSTER KEYSLOT {KEY}")).int();
         let mut slot = Slot { nodes, ids, number: number - 1 };
-        // A node that has lost its last slot turns into a replica. The one beside it stays there.
+        // A node that loses its last slot becomes a replica. So the second node gets the slot
+        // before this one, and keeps it.
         slot.hand_over(0, 1);
         slot.number = number;
         slot
     }
 
-    /// Everything is under way, and the slot belongs to `from` still.
+    /// Moves the key. The slot still belongs to `from`.
     #[track_caller]
     fn send(&self, from: usize, to: usize) {
         let (mut source, mut target) = (self.nodes[from].client(), self.nodes[to].client());
@@ -57,7 +58,7 @@ impl Slot {
     }
 }
 
-/// Listens to as many channels of the slot.
+/// Subscribes to this many channels of the slot.
 #[track_caller]
 fn shard_subscriber(node: &Server, channels: usize) -> Client {
     let mut client = node.client();
@@ -66,7 +67,7 @@ fn shard_subscriber(node: &Server, channels: usize) -> Client {
         let count = names.len();
         client
             .try_send(&[Command::from(format!("SSUBSCRIBE{}", names.collect::<String>()))])
-            .expect("the node listens");
+            .expect("the node accepts the command");
         for _ in 0..count {
             assert_eq!(client.reply().array()[0], "ssubscribe");
         }
@@ -74,7 +75,7 @@ fn shard_subscriber(node: &Server, channels: usize) -> Client {
     client
 }
 
-/// As many requests wait, each for an answer on a channel of its own.
+/// Sends this many waiting requests, each with its own channel.
 #[track_caller]
 fn wait(client: &mut Client, channels: usize) {
     for first in (0..channels).step_by(100) {
@@ -84,7 +85,7 @@ fn wait(client: &mut Client, channels: usize) {
                 .into()
         };
         let asked: Vec<Command> = (first..channels.min(first + 100)).map(ask).collect();
-        assert!(client.call_in_one_step(&asked).iter().all(|reply| *reply == "WAITING"), "all of them wait");
+        assert!(client.call_in_one_step(&asked).iter().all(|reply| *reply == "WAITING"), "all requests wait");
     }
 }
 
@@ -96,13 +97,13 @@ fn assert_unsubscribed(messages: &mut Client, channels: usize) {
 }
 
 #[test]
-fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
+fn cluster_channel_belongs_to_the_keys_shard_and_moves_with_it() {
     let cluster = Cluster::start();
     let (source, target) = (cluster.primary_of("{x}lock"), cluster.other_primary("{x}lock"));
     let (mut client, mut messages) = (source.client(), source.client());
     messages.call("SSUBSCRIBE {x}answers");
     client.acquire("{x}lock a PX 60000");
-    // Redis 8.6 takes the channel for one of the command's keys, and says so itself.
+    // Redis 8.6 counts the channel among the command's keys, and returns its own error.
     let refused = client.call("RLOCK.ACQUIRE {x}lock b BLOCK 0 NOTIFY answers REQ 1");
     let is_refused =
         ["CROSSSLOT", "MOVED"].iter().any(|code| matches!(&refused, Reply::Error(line) if line.starts_with(code)));
@@ -119,7 +120,7 @@ fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
     target.client().call(format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
     client.call(format!("CLUSTER SETSLOT {slot} MIGRATING {id}"));
     assert_eq!(client.call(migrate), "OK");
-    // Time itself: the channel is still here, so it must not be taken for gone, however often the server looks.
+    // The channel is still here, so none of the server's checks during this time may end the wait.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(client.info_number("rlock_waiting"), 1);
     for node in [target, source] {
@@ -130,7 +131,7 @@ fn in_a_cluster_the_channel_is_one_of_the_keys_shard_and_goes_with_it() {
 }
 
 #[test]
-fn timed_waits_on_very_many_channels_end_soon_after_their_slot_has_gone() {
+fn timed_waits_on_15_000_channels_end_soon_after_their_slot_moved() {
     const CHANNELS: usize = 15_000;
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
@@ -145,9 +146,9 @@ fn timed_waits_on_very_many_channels_end_soon_after_their_slot_has_gone() {
     assert_unsubscribed(&mut messages, CHANNELS);
 }
 
-/// No look can fall in between: it is one step of the server's.
+/// The server cannot check the channels in between, because both commands run in one step.
 #[test]
-fn timed_waits_end_also_if_their_slot_is_back_at_once() {
+fn timed_waits_end_even_if_their_slot_returns_at_once() {
     const CHANNELS: usize = 200;
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
@@ -161,11 +162,11 @@ fn timed_waits_end_also_if_their_slot_is_back_at_once() {
     watch.assert_took_ms(0..NO_LONGER_THAN_MS, "the end of the waits");
     assert_unsubscribed(&mut messages, CHANNELS);
     assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 0);
-    assert!(client.is_free(KEY), "nobody waited for it any more");
+    assert!(client.is_free(KEY), "no request waits any longer");
 }
 
 #[test]
-fn a_slot_that_comes_back_serves_those_who_ask_again_and_nobody_else() {
+fn returned_slot_serves_only_requests_that_were_repeated() {
     let slot = Slot::new();
     let (mut client, mut on_target) = (slot.nodes[0].client(), slot.nodes[1].client());
     client.acquire(&format!("{KEY} a PX 60000"));
@@ -175,7 +176,7 @@ fn a_slot_that_comes_back_serves_those_who_ask_again_and_nobody_else() {
     assert_unsubscribed(&mut messages, 2);
     on_target.acquire(&format!("{KEY} a PX 60000"));
     slot.migrate(1, 0);
-    // One of the two subscribes and asks again.
+    // One of the two waiters subscribes and asks again.
     eventually(SOON, || !matches!(client.call(format!("EXISTS {KEY}")), Reply::Error(_)));
     assert_eq!(messages.call("SSUBSCRIBE {x}answers:1").array()[0], "ssubscribe");
     let ask = format!("RLOCK.ACQUIRE {KEY} owner-1 PX 60000 BLOCK 0 NOTIFY {{x}}answers:1 REQ 3");
@@ -183,18 +184,19 @@ fn a_slot_that_comes_back_serves_those_who_ask_again_and_nobody_else() {
     eventually(SOON, || client.waiting_owners(KEY) == ["owner-1"]);
     assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 1);
     assert_eq!(client.call(format!("RLOCK.RELEASE {KEY} a")), 0);
-    let token = client.holder(KEY).expect("it is held").token;
-    let mut heard = message(&mut messages);
-    if heard.starts_with("error 2 SUPERSEDED ") {
-        // It subscribed before the server looked, so its first wait went on until it asked again.
-        heard = message(&mut messages);
+    let token = client.holder(KEY).expect("a holder").token;
+    let mut received = message(&mut messages);
+    if received.starts_with("error 2 SUPERSEDED ") {
+        // The waiter subscribed before the server's check, so its first wait continued until it
+        // asked again.
+        received = message(&mut messages);
     }
-    assert_eq!(heard, format!("granted 3 {token}"));
+    assert_eq!(received, format!("granted 3 {token}"));
 }
 
-/// The time of a wait ends where it began, also while its key is elsewhere already.
+/// A wait times out at the node where it began, even while its key is already elsewhere.
 #[test]
-fn timed_a_wait_ends_with_its_time_while_its_slot_is_on_its_way() {
+fn timed_wait_times_out_while_its_slot_moves() {
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
     client.acquire(&format!("{KEY} a PX 60000"));
@@ -206,14 +208,14 @@ fn timed_a_wait_ends_with_its_time_while_its_slot_is_on_its_way() {
     watch.assert_took_ms(1500..1500 + NO_LONGER_THAN_MS, "the wait");
 }
 
-/// Whoever asks before it subscribes is no one who has lost its subscription.
+/// A waiter that asks before it subscribes must not be treated as one that lost its subscription.
 #[test]
-fn a_wait_for_which_nobody_listens_yet_goes_on() {
+fn wait_continues_before_its_channel_has_a_subscriber() {
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
     client.acquire(&format!("{KEY} a PX 60000"));
     wait(&mut client, 2);
-    // Time itself: so long the server had to do the wrong thing.
+    // A server that ends the wait by mistake has 500 ms to do so.
     std::thread::sleep(Duration::from_millis(500));
     let mut messages = shard_subscriber(&slot.nodes[0], 1);
     client.call(format!("RLOCK.RELEASE {KEY} a"));
@@ -222,21 +224,22 @@ fn a_wait_for_which_nobody_listens_yet_goes_on() {
 }
 
 #[test]
-fn a_node_rests_when_a_slot_has_gone_with_all_that_was_waited_for() {
+fn node_sleeps_after_a_slot_with_waiters_moved() {
     let slot = Slot::new();
     let mut client = slot.nodes[0].client();
     client.acquire(&format!("{KEY} a PX 600000"));
     wait(&mut client, 1);
     let mut blocked = slot.nodes[0].blocked_waiter(format!("RLOCK.ACQUIRE {KEY} b BLOCK 0"));
     slot.migrate(0, 1);
-    blocked.reply_within(SOON).expect("it is told").expect_error("MOVED");
+    blocked.reply_within(SOON).expect("the waiter is redirected").expect_error("MOVED");
     eventually(SOON, || client.info_number("rlock_waiting") == 0);
-    assert_rests(&slot.nodes[0]);
+    assert_sleeps(&slot.nodes[0]);
 }
 
-/// In each tick the server looks at a few of the channels of a slot, however many there are and whether anybody listens to them or not.
+/// In each tick the server checks a few channels of a slot, however many exist and whether or not
+/// they have subscribers.
 #[test]
-fn a_node_rests_while_requests_wait_on_very_many_channels() {
+fn node_sleeps_while_requests_wait_on_15_000_channels() {
     const CHANNELS: usize = 15_000;
     for is_heard in [true, false] {
         let slot = Slot::new();
@@ -244,7 +247,7 @@ fn a_node_rests_while_requests_wait_on_very_many_channels() {
         client.acquire(&format!("{KEY} a PX 600000"));
         let _messages = shard_subscriber(&slot.nodes[0], if is_heard { CHANNELS } else { 0 });
         wait(&mut client, CHANNELS);
-        assert_rests(&slot.nodes[0]);
+        assert_sleeps(&slot.nodes[0]);
         assert_eq!(client.info_number("rlock_waiting"), CHANNELS as i64);
     }
 }

@@ -1,4 +1,5 @@
-//! Very many requests that wait over few connections, by BLOCK … NOTIFY: each is answered once, and in the order of its queue.
+//! Many requests that wait over few connections with BLOCK … NOTIFY: each gets one message, in
+//! queue order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,17 +8,18 @@ use crate::support::{Client, Command, Server, assert_silent, at_length, message,
 
 const NAMES: usize = 100;
 const CONNECTIONS: usize = 20;
-/// How many requests one connection sends before it is the next one's turn.
+/// How many requests one connection sends before the next connection's turn.
 const BATCH: usize = 100;
 
-/// Requests that wait: request `index` is for the name `index % NAMES`, and has an owner of its own and the id `index + 1`.
+/// Waiting requests. Request `index` is for the key `index % NAMES`, and has its own owner and the
+/// id `index + 1`.
 struct Crowd {
     server: Server,
     control: Client,
-    /// Each asks for answers on a channel of its own.
+    /// Each connection gets its messages on its own channel.
     askers: Vec<Client>,
     subscribers: Vec<Client>,
-    /// Who waits for each name, in order.
+    /// The waiting requests of each key, in order.
     queues: Vec<Vec<usize>>,
 }
 
@@ -34,7 +36,7 @@ fn release(name: usize, owner: &str) -> Command {
 }
 
 impl Crowd {
-    /// All of them wait.
+    /// Sends all requests, and checks that they wait.
     fn new() -> Self {
         let requests = at_length(20_000, 1_000_000);
         let server = Server::start();
@@ -56,29 +58,37 @@ impl Crowd {
                 format!("RLOCK.ACQUIRE lock:orders:{name:08} {owner} {options}").into()
             };
             let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
-            assert!(askers[asker].call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"), "all of them wait");
+            assert!(
+                askers[asker].call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"),
+                "all requests wait"
+            );
         }
         assert_eq!(control.info_number("rlock_waiting"), i64::try_from(requests).unwrap());
         let queues = (0..NAMES).map(|name| (name..requests).step_by(NAMES).collect()).collect();
         Self { server, control, askers, subscribers, queues }
     }
 
-    /// The next messages for these requests, in any order. Returns what each says.
-    fn hear(&mut self, requests: &[usize]) -> BTreeMap<usize, String> {
-        let mut heard = BTreeMap::new();
+    /// Reads one message for each of these requests, in any order. Returns the first word of each
+    /// message.
+    fn receive(&mut self, requests: &[usize]) -> BTreeMap<usize, String> {
+        let mut received = BTreeMap::new();
         for index in requests {
             let message = self.subscribers[asker(*index)].reply().array()[2].text();
             let mut words = message.split(' ');
             let (what, id) = (words.next().unwrap(), words.next().unwrap());
             let ended = id.parse::<usize>().unwrap() - 1;
-            assert_eq!(heard.insert(ended, what.to_owned()), None, "{ended} was answered twice");
+            assert_eq!(received.insert(ended, what.to_owned()), None, "{ended} got two messages");
         }
         let expected: BTreeSet<usize> = requests.iter().copied().collect();
-        assert_eq!(heard.keys().copied().collect::<BTreeSet<_>>(), expected, "those whose turn it is, and nobody else");
-        heard
+        assert_eq!(
+            received.keys().copied().collect::<BTreeSet<_>>(),
+            expected,
+            "only requests whose turn it is get messages"
+        );
+        received
     }
 
-    /// Every lock is given back again and again, until nobody is left.
+    /// Releases every lock again and again, until no request waits.
     fn grant_all(&mut self) {
         let mut holders = vec!["first".to_owned(); NAMES];
         for round in 0.. {
@@ -88,12 +98,12 @@ impl Crowd {
                 .filter(|(_, holder)| !holder.is_empty())
                 .map(|(name, holder)| release(name, holder))
                 .collect();
-            assert!(self.control.call_in_one_step(&releases).iter().all(|reply| *reply == 0), "all of them held");
+            assert!(self.control.call_in_one_step(&releases).iter().all(|reply| *reply == 0), "every holder releases");
             let next: Vec<usize> = self.queues.iter().filter_map(|queue| queue.get(round).copied()).collect();
             if next.is_empty() {
                 break;
             }
-            assert!(self.hear(&next).values().all(|what| what == "granted"));
+            assert!(self.receive(&next).values().all(|what| what == "granted"));
             holders = (0..NAMES)
                 .map(|name| self.queues[name].get(round).map_or(String::new(), |index| owner(*index)))
                 .collect();
@@ -104,17 +114,17 @@ impl Crowd {
 }
 
 #[test]
-fn a_crowd_is_granted_in_turn_each_once() {
+fn crowd_is_granted_in_order_once_each() {
     Crowd::new().grant_all();
 }
 
 #[test]
-fn those_whose_connections_are_cut_are_told_and_the_others_are_granted_in_turn() {
+fn closed_connections_end_their_waits_and_the_others_are_granted_in_order() {
     let mut crowd = Crowd::new();
     crowd.askers.truncate(CONNECTIONS / 2);
     let all: Vec<usize> = crowd.queues.concat();
     let (cut, left): (Vec<usize>, Vec<usize>) = all.into_iter().partition(|index| asker(*index) >= CONNECTIONS / 2);
-    assert!(crowd.hear(&cut).values().all(|what| what == "error"));
+    assert!(crowd.receive(&cut).values().all(|what| what == "error"));
     assert_eq!(crowd.server.client().info_number("rlock_waiting"), i64::try_from(left.len()).unwrap());
     for queue in &mut crowd.queues {
         queue.retain(|index| asker(*index) < CONNECTIONS / 2);
@@ -122,9 +132,9 @@ fn those_whose_connections_are_cut_are_told_and_the_others_are_granted_in_turn()
     crowd.grant_all();
 }
 
-/// Sent by one connection, and so many that their end takes many turns of the server.
+/// One connection sends so many requests that ending them takes many turns of the server.
 #[test]
-fn a_crowd_whose_time_is_over_at_once_is_told_each_once() {
+fn crowd_that_times_out_together_gets_one_message_each() {
     let requests = at_length(20_000, 200_000);
     let server = Server::start();
     let (mut client, mut messages) = (server.client(), subscriber(&server, "answers"));
@@ -138,22 +148,22 @@ fn a_crowd_whose_time_is_over_at_once_is_told_each_once() {
             format!("RLOCK.ACQUIRE job {owner} BLOCK {} NOTIFY answers REQ {id}", left_ms.max(1)).into()
         };
         let batch: Vec<Command> = (first..first + BATCH).map(ask).collect();
-        assert!(client.call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"), "all of them wait");
+        assert!(client.call_in_one_step(&batch).iter().all(|reply| *reply == "WAITING"), "all requests wait");
     }
-    // Time itself: nothing comes before that.
+    // No wait ends before this moment.
     std::thread::sleep(end.saturating_duration_since(Instant::now()));
     let mut ended = vec![false; requests];
     for _ in 0..requests {
         let message = message(&mut messages);
         let id: usize = message.strip_prefix("nil ").and_then(|id| id.parse().ok()).expect("nil, and an id");
-        assert!(!std::mem::replace(&mut ended[id - 1], true), "{id} was told twice");
+        assert!(!std::mem::replace(&mut ended[id - 1], true), "{id} got two messages");
     }
     assert_eq!(client.info_number("rlock_waiting"), 0);
     assert_silent(&mut messages);
 }
 
 #[test]
-fn the_bytes_that_info_tells_of_who_waits_are_those_that_the_server_has_used() {
+fn info_reports_the_memory_of_waiters() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job first PX 86400000");
@@ -167,6 +177,6 @@ fn the_bytes_that_info_tells_of_who_waits_are_those_that_the_server_has_used() {
         client.call_in_one_step(&(first..first + BATCH).map(ask).collect::<Vec<Command>>());
     }
     let used = client.info_number("used_memory") - before;
-    let told = client.info_number("rlock_waiters_bytes");
-    assert!((told - used).abs() * 4 < used, "INFO tells {told}, the server uses {used}");
+    let reported = client.info_number("rlock_waiters_bytes");
+    assert!((reported - used).abs() * 4 < used, "INFO reports {reported} bytes, the server uses {used}");
 }

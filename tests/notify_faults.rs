@@ -1,18 +1,19 @@
-//! BLOCK … NOTIFY where things go wrong: servers that lack a command, subscribers that are killed, connections that are cut.
+//! Failures with BLOCK … NOTIFY: servers without some command, killed subscribers, and closed
+//! connections.
 
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use crate::support::{Client, Command, EXCLUSIVE, Sentinels, Server, Stopwatch, eventually, message, subscriber};
 
-/// A place on a fair lock is kept for a grace of 5 s before who waits behind it is served.
+/// A fair lock keeps a place for a grace of 5 s before the waiter behind it is served.
 const SOON: Duration = Duration::from_secs(30);
 const DEMOTED: Duration = Duration::from_secs(30);
 
 const DISABLED: [&str; 2] = ["rename-command PUBSUB \"\"", "rename-command PUBSUB SOMETHING"];
 
 #[test]
-fn where_the_module_cannot_see_who_listens_notify_is_refused() {
+fn notify_is_refused_if_the_module_cannot_see_subscribers() {
     for line in DISABLED {
         let server = Server::with(&[line]);
         assert!(server.log().contains("rlock: requests with NOTIFY are refused"), "{line}");
@@ -27,9 +28,9 @@ fn where_the_module_cannot_see_who_listens_notify_is_refused() {
     }
 }
 
-/// Messages go out without the command.
+/// The module publishes without the PUBLISH command.
 #[test]
-fn a_renamed_publish_is_no_obstacle() {
+fn notify_works_with_a_renamed_publish() {
     let server = Server::with(&["rename-command PUBLISH \"\"", "rename-command SUBSCRIBE LISTEN"]);
     assert!(!server.log().contains("NOTIFY are refused"));
     let (mut client, mut messages) = (server.client(), server.client());
@@ -41,7 +42,7 @@ fn a_renamed_publish_is_no_obstacle() {
 }
 
 #[test]
-fn a_node_of_a_cluster_that_cannot_see_its_slots_says_so() {
+fn cluster_node_without_exists_logs_a_warning() {
     let cluster_lines = ["cluster-enabled yes", &format!("cluster-port {}", crate::support::free_port())];
     let server = Server::with(&[&cluster_lines[..], &["rename-command EXISTS \"\""]].concat());
     assert!(server.log().contains("command EXISTS is renamed or disabled"));
@@ -50,12 +51,12 @@ fn a_node_of_a_cluster_that_cannot_see_its_slots_says_so() {
 }
 
 #[test]
-fn a_server_that_has_all_commands_is_warned_of_none() {
+fn server_with_all_commands_logs_no_warning() {
     let log = Server::start().log();
     assert!(log.contains("<module> rlock") && !log.contains("is renamed or disabled"), "{log}");
 }
 
-/// A connection that both waits and listens, on RESP3.
+/// A RESP3 connection that both waits and listens.
 fn listening_waiter(server: &Server) -> Client {
     let mut client = server.client();
     client.call("HELLO 3").pairs();
@@ -64,9 +65,10 @@ fn listening_waiter(server: &Server) -> Client {
     client
 }
 
-/// All the messages of one turn are in its buffer before anything is written, and they are too many.
+/// All messages of one turn go to the subscriber's buffer before anything is sent, and exceed its
+/// limit.
 #[test]
-fn a_subscriber_that_is_killed_by_its_output_buffer_keeps_nothing_that_is_bound_to_it() {
+fn subscriber_killed_by_its_output_buffer_keeps_no_session() {
     const LOCKS: usize = 500;
     for family in EXCLUSIVE {
         let server = Server::with(&["client-output-buffer-limit pubsub 8kb 0 0"]).speaking(*family);
@@ -80,21 +82,22 @@ fn a_subscriber_that_is_killed_by_its_output_buffer_keeps_nothing_that_is_bound_
             assert_eq!(both.call(ask), "WAITING");
         }
         let mut next = server.waiter("LOCK.ACQUIRE job-7 c PX 60000 BLOCK 0");
-        // In one transaction: a server that reads the releases in parts publishes in parts, which the buffer may have room for.
+        // In one transaction: a server that reads the releases in parts also publishes in parts,
+        // and then the buffer might suffice.
         client.call("MULTI");
         for key in &keys {
             client.call(format!("LOCK.RELEASE {key} a"));
         }
         assert_eq!(client.call("EXEC").array().len(), LOCKS);
-        next.reply_within(SOON).expect("it is granted").int();
+        next.reply_within(SOON).expect("the lock is granted").int();
         eventually(SOON, || client.info_number("rlock_held") == 1);
         assert_eq!(client.info_number("rlock_waiting"), 0);
-        assert!(server.log().contains("output buffer limits"), "it was killed for that");
+        assert!(server.log().contains("output buffer limits"), "the subscriber was killed for its buffer");
     }
 }
 
 #[test]
-fn a_request_that_is_cut_at_any_byte_leaves_no_wait() {
+fn request_cut_at_any_byte_leaves_no_wait() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -114,11 +117,11 @@ fn a_request_that_is_cut_at_any_byte_leaves_no_wait() {
     }
 }
 
-/// Of a message with a token and its frame.
+/// The length of a message with a token, with its protocol frame.
 const BYTES: usize = 60;
 
 #[test]
-fn whoever_is_cut_at_any_byte_of_the_message_keeps_nothing_with_a_session() {
+fn session_ends_if_the_connection_closes_at_any_byte_of_the_message() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         for cut in 0..BYTES {
@@ -128,14 +131,14 @@ fn whoever_is_cut_at_any_byte_of_the_message_keeps_nothing_with_a_session() {
             let mut next = server.waiter("LOCK.ACQUIRE job c PX 60000 BLOCK 0");
             client.call("LOCK.RELEASE job a");
             both.read_bytes_and_close(cut);
-            next.reply_within(SOON).expect("it is granted").int();
+            next.reply_within(SOON).expect("the lock is granted").int();
             assert_eq!(client.call("LOCK.RELEASE job c"), 0);
         }
     }
 }
 
 #[test]
-fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
+fn repeated_request_returns_the_grant_if_the_message_was_cut() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut client, mut asker) = (server.client(), server.client());
         for cut in 0..BYTES {
@@ -146,13 +149,14 @@ fn whoever_is_cut_at_any_byte_of_the_message_is_told_when_it_asks_again() {
             client.call("LOCK.RELEASE job a");
             messages.read_bytes_and_close(cut);
             let token = asker.call(ask).int();
-            assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+            assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
             assert_eq!(asker.call(format!("LOCK.RELEASE job b TOKEN {token}")), 0);
         }
     }
 }
 
-/// `a` holds `job`, for which `b` waits with `NOTIFY`: the connection of both, and who listens.
+/// `a` holds `job`, and `b` waits for it with NOTIFY. Returns the connection of both, and the
+/// subscriber.
 fn notified_waiter(server: &Server) -> (Client, Client) {
     let (mut client, messages) = (server.client(), subscriber(server, "answers"));
     client.acquire("job a PX 60000");
@@ -160,23 +164,24 @@ fn notified_waiter(server: &Server) -> (Client, Client) {
     (client, messages)
 }
 
-/// The grant was made before the server became a replica, and its message comes after: it is for the new primary to say who holds.
+/// The lock is granted before the server becomes a replica, and the message would come after that.
+/// Only the new primary may say who holds the lock.
 #[test]
-fn a_grant_of_the_very_turn_of_a_demotion_is_not_told() {
+fn grant_in_the_turn_of_a_demotion_is_not_sent() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut client, mut messages) = notified_waiter(&server);
         let step = ["LOCK.RELEASE job a", "REPLICAOF 127.0.0.1 1"].map(Command::from);
         let replies = client.call_in_one_step(&step);
         assert_eq!(replies[0], 0);
         assert_eq!(replies[1], "OK");
-        let told = message(&mut messages);
-        assert!(told.starts_with("error 1 UNBLOCKED "), "{told}");
-        assert_eq!(client.call("LOCK.HOLDS job b"), 1, "it was granted");
+        let received = message(&mut messages);
+        assert!(received.starts_with("error 1 UNBLOCKED "), "{received}");
+        assert_eq!(client.call("LOCK.HOLDS job b"), 1, "the lock was granted");
     }
 }
 
 #[test]
-fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
+fn waiter_that_loses_permissions_gets_noperm_and_the_next_is_served() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut admin = server.client();
         let mut messages = subscriber(&server, "answers");
@@ -190,14 +195,14 @@ fn whose_rights_are_taken_away_is_told_and_the_next_is_served() {
             assert_eq!(admin.call(format!("ACL SETUSER worker {change}")), "OK");
             admin.call("LOCK.RELEASE job a");
             assert!(message(&mut messages).starts_with("error 1 NOPERM "), "{change}");
-            next.reply_within(SOON).expect("it is granted").int();
+            next.reply_within(SOON).expect("the lock is granted").int();
             assert_eq!(admin.call("LOCK.RELEASE job c"), 0);
         }
     }
 }
 
 #[test]
-fn a_request_for_many_keys_whose_channel_is_taken_away_is_told_and_the_next_is_served() {
+fn macquire_waiter_that_loses_its_channel_gets_noperm_and_the_next_is_served() {
     let server = Server::start();
     let mut admin = server.client();
     let mut messages = subscriber(&server, "answers");
@@ -210,25 +215,26 @@ fn a_request_for_many_keys_whose_channel_is_taken_away_is_told_and_the_next_is_s
     assert_eq!(admin.call("ACL SETUSER worker resetchannels"), "OK");
     admin.call("RLOCK.RELEASE x a");
     assert!(message(&mut messages).starts_with("error 1 NOPERM "));
-    next.reply_within(SOON).expect("it is granted").array();
+    next.reply_within(SOON).expect("the locks are granted").array();
 }
 
 #[test]
-fn where_memory_is_full_nobody_begins_to_wait_and_whoever_waits_is_served() {
+fn without_memory_new_waits_are_refused_and_earlier_ones_served() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut client, mut messages) = notified_waiter(&server);
         assert_eq!(client.call("CONFIG SET maxmemory 1"), "OK");
         client.call("LOCK.ACQUIRE job c PX 60000 BLOCK 0 NOTIFY answers REQ 2").expect_error("OOM");
         client.call("LOCK.RELEASE job a");
-        let token = client.holder("job").expect("it is held").token;
+        let token = client.holder("job").expect("a holder").token;
         assert_eq!(message(&mut messages), format!("granted 1 {token}"));
         assert_eq!(client.call("CONFIG SET maxmemory 0"), "OK");
     }
 }
 
-/// Whoever waits at a primary that Sentinel replaces hears of it: by a message, or by the end of its connection.
+/// A waiter at a primary that Sentinel replaces learns of it, by a message or by the end of its
+/// connection.
 #[test]
-fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
+fn timed_waits_end_when_sentinel_replaces_the_primary() {
     const BLOCK_MS: u64 = 1000;
     let primary = Server::with(&[]);
     let replica = Server::with(&[&format!("replicaof 127.0.0.1 {}", primary.port())]);
@@ -245,18 +251,18 @@ fn timed_nobody_hangs_when_sentinel_replaces_the_primary() {
     assert_eq!(sentinel.call("SENTINEL FAILOVER fleet"), "OK");
     let ask = format!("RLOCK.ACQUIRE job c PX 60000 BLOCK {BLOCK_MS} NOTIFY timed REQ 2");
     assert_eq!(client.call(ask), "WAITING");
-    let heard = timed.reply_within(SOON);
-    assert!(!heard.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut), "{heard:?}");
+    let received = timed.reply_within(SOON);
+    assert!(!received.as_ref().is_err_and(|error| error.kind() == ErrorKind::TimedOut), "{received:?}");
     watch.assert_took_ms(0..BLOCK_MS + 2000, "the end of a wait with a time");
-    if let Ok(heard) = heard {
-        assert!(["nil 2", "error 2 UNBLOCKED"].iter().any(|text| heard.array()[2].text().starts_with(text)));
+    if let Ok(received) = received {
+        assert!(["nil 2", "error 2 UNBLOCKED"].iter().any(|text| received.array()[2].text().starts_with(text)));
     }
     eventually(SOON, || replica.has_role("master"));
-    // Sentinel comes to tell the old primary when it next asks it for its role.
+    // Sentinel demotes the old primary when it next polls its role.
     eventually(DEMOTED, || primary.has_role("slave"));
     let since_demoted = Stopwatch::start();
     match messages.reply_within(SOON) {
-        Ok(heard) => assert!(heard.array()[2].text().starts_with("error 1 UNBLOCKED "), "{heard:?}"),
+        Ok(received) => assert!(received.array()[2].text().starts_with("error 1 UNBLOCKED "), "{received:?}"),
         Err(error) => assert_ne!(error.kind(), ErrorKind::TimedOut),
     }
     since_demoted.assert_took_ms(0..2000, "the end of a wait without a time");

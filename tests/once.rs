@@ -1,5 +1,5 @@
-//! ONCE and TOKEN: what a client repeats without knowing leaves no second hold behind, and what it has lost it does not take
-//! from its successor.
+//! ONCE and TOKEN: a repeated ACQUIRE leaves no second hold, and a former holder cannot end the
+//! hold of its successor.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use crate::support::{ALL, Command, EXCLUSIVE, MUTEX, Server, eventually};
 const SOON: Duration = Duration::from_secs(5);
 
 #[test]
-fn a_library_that_repeats_acquire_by_itself_leaves_one_hold() {
+fn repeated_acquire_with_once_leaves_one_hold() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a ONCE");
-        // Whatever connection the library takes for it.
+        // The library may use another connection for each repetition.
         for _ in 0..3 {
             assert_eq!(server.client().acquire("job a ONCE"), token);
         }
@@ -23,7 +23,7 @@ fn a_library_that_repeats_acquire_by_itself_leaves_one_hold() {
 }
 
 #[test]
-fn a_repeat_of_a_request_that_waits_takes_its_place_and_counts_once() {
+fn repeated_waiting_request_takes_the_place_and_counts_once() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job b");
@@ -32,13 +32,13 @@ fn a_repeat_of_a_request_that_waits_takes_its_place_and_counts_once() {
         client.call("LOCK.RELEASE job b");
         let token = repeat.reply().int();
         first.reply().expect_error("SUPERSEDED");
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, token));
         assert_eq!(client.call("LOCK.RELEASE job a"), 0);
     }
 }
 
 #[test]
-fn a_session_that_was_joined_by_a_request_that_nobody_heard_of_does_not_end_what_was_held() {
+fn undone_request_with_a_session_does_not_end_the_earlier_hold() {
     for server in Server::for_each(&[MUTEX]) {
         let mut client = server.client();
         client.acquire("{s}x a PX 60000");
@@ -47,7 +47,7 @@ fn a_session_that_was_joined_by_a_request_that_nobody_heard_of_does_not_end_what
         let step = ["LOCK.RELEASE {s}y b".to_owned(), format!("CLIENT KILL ID {}", waiter.id())];
         client.call_in_one_step(&step.map(Command::from));
         eventually(SOON, || client.is_free("{s}y"));
-        assert!(client.holder("{s}x").is_some(), "it was held without a session");
+        assert!(client.holder("{s}x").is_some(), "the hold has no session");
     }
 }
 
@@ -58,7 +58,7 @@ fn once_renews_the_lease_and_joins_a_session() {
         client.acquire("job a PX 1000 ONCE");
         let other = server.client().acquire("job a PX 60000 ONCE");
         assert!(client.call("LOCK.PTTL job").int() > 50_000);
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("a", 1, other));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("a", 1, other));
         let mut bound = server.client();
         bound.acquire("job a PX 60000 SESSION 0 ONCE");
         drop(bound);
@@ -67,7 +67,7 @@ fn once_renews_the_lease_and_joins_a_session() {
 }
 
 #[test]
-fn once_is_met_by_as_many_permits_as_it_asks_for() {
+fn once_requires_the_same_number_of_permits() {
     for server in Server::for_each(&[MUTEX]) {
         let mut client = server.client();
         client.call("RSEMAPHORE.INIT pool 5");
@@ -80,7 +80,7 @@ fn once_is_met_by_as_many_permits_as_it_asks_for() {
 }
 
 #[test]
-fn whoever_lost_its_hold_cannot_release_or_renew_the_successor_of_the_same_owner() {
+fn token_of_a_lost_hold_cannot_release_or_renew_its_successor() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let lost = client.acquire("job worker-7");
@@ -95,7 +95,7 @@ fn whoever_lost_its_hold_cannot_release_or_renew_the_successor_of_the_same_owner
 }
 
 #[test]
-fn tokens_stand_for_each_key_in_turn() {
+fn tokens_match_the_keys_in_order() {
     for server in Server::for_each(&[MUTEX]) {
         let mut client = server.client();
         let tokens = client.call("RLOCK.MACQUIRE 2 one two a ONCE");

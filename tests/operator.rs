@@ -1,11 +1,11 @@
-//! What an operator does to a lock without knowing its kind.
+//! Commands of an operator who does not know the kind of a lock.
 
 use std::time::Duration;
 
 use crate::support::{ALL, Client, Command, Reply, Server, eventually};
 
 #[test]
-fn a_lock_of_any_kind_is_looked_at_and_ended_by_the_commands_of_rlock() {
+fn rlock_commands_inspect_and_end_locks_of_any_kind() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a PX 60000");
@@ -23,7 +23,7 @@ fn a_lock_of_any_kind_is_looked_at_and_ended_by_the_commands_of_rlock() {
 }
 
 #[test]
-fn whoever_waits_for_a_lock_of_any_kind_has_it_after_its_hold_was_ended() {
+fn forcerelease_grants_the_next_waiter_of_any_kind() {
     for server in Server::for_each(ALL) {
         if server.family().shown_mode == "read" || server.family().kind == "semaphore" {
             continue;
@@ -37,7 +37,7 @@ fn whoever_waits_for_a_lock_of_any_kind_has_it_after_its_hold_was_ended() {
 }
 
 #[test]
-fn all_holders_of_a_lock_lose_it() {
+fn forcerelease_ends_all_holders() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT permits 3");
@@ -52,11 +52,11 @@ fn all_holders_of_a_lock_lose_it() {
     assert_eq!(client.call("RLOCK.INFO readers"), Reply::Nil);
 }
 
-/// More than are passed over by one look.
+/// More ended waits than one WAITERS command skips.
 const ENDED: usize = 2000;
 
 #[test]
-fn who_has_ended_and_is_still_there_is_passed_over_up_to_a_limit() {
+fn waiters_skips_a_limited_number_of_ended_waits() {
     const SOON: Duration = Duration::from_secs(60);
     const ASKS: [(&str, &str); 2] = [
         ("fair", "RFAIRLOCK.ACQUIRE fair OWNER QUEUE"),
@@ -72,11 +72,11 @@ fn who_has_ended_and_is_still_there_is_passed_over_up_to_a_limit() {
         asks.push(ask("last", 600_000));
         client.call_in_one_step(&asks);
     }
-    // All of these waits end during the sleep, and the timer runs after the last command.
+    // All of these waits end during the sleep. The timer runs only after the last command.
     let looks = ASKS.map(|(key, _)| Command::from(format!("RLOCK.WAITERS {key} COUNT 1")));
     let seen = client.call_in_one_step(&[&["DEBUG SLEEP 4.5".into()], &looks[..]].concat());
     for (shown, (key, _)) in seen[1..].iter().zip(ASKS) {
-        assert!(shown.array().is_empty(), "{key}: WAITERS looks at some only");
+        assert!(shown.array().is_empty(), "{key}: WAITERS reads only some of the waits");
     }
     let first = |client: &mut Client, key| client.call(format!("RLOCK.WAITERS {key} COUNT 1"));
     for (key, _) in ASKS {
@@ -88,9 +88,10 @@ fn digest(client: &mut Client, key: &str) -> Reply {
     client.call(format!("DEBUG DIGEST-VALUE {key}")).array()[0].clone()
 }
 
-/// DEBUG DIGEST-VALUE is how an operator, and many a test here, compares two servers. A copy has the same until it is changed.
+/// Operators and many tests compare two servers with DEBUG DIGEST-VALUE. A copy has the same digest
+/// until it is changed.
 #[test]
-fn the_digest_of_a_lock_tells_its_holders_and_places_and_no_deadline() {
+fn digest_covers_holders_and_places_but_no_deadline() {
     let server = Server::start();
     let mut client = server.client();
     let mutex = "RLOCK.ACQUIRE job a PX 60000";
@@ -120,7 +121,7 @@ fn the_digest_of_a_lock_tells_its_holders_and_places_and_no_deadline() {
         assert!(!matches!(changed, Reply::Error(_)), "{change}: {changed:?}");
         assert_ne!(digest(&mut client, "copy"), original, "{change}");
     }
-    // Only the deadline is another one.
+    // Only the deadline differs.
     client.call("FLUSHALL");
     client.acquire("job a PX 60000");
     let before = digest(&mut client, "job");
@@ -129,11 +130,11 @@ fn the_digest_of_a_lock_tells_its_holders_and_places_and_no_deadline() {
 }
 
 #[test]
-fn the_memory_of_a_lock_is_told_with_that_of_its_holders_and_places() {
+fn memory_usage_includes_holders_and_places() {
     const MANY: usize = 1000;
     let server = Server::start();
     let mut client = server.client();
-    // Owners whose names take memory of their own.
+    // Owner names long enough for their own allocation.
     let owner = |number: usize| format!("{}{number}", "o".repeat(100));
     for (command, option) in [("RSEMAPHORE.ACQUIRE", "PX 60000"), ("RFAIRLOCK.ACQUIRE", "QUEUE 60000")] {
         client.call("FLUSHALL");

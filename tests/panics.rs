@@ -1,5 +1,5 @@
-//! A panic of the engine loses no change that it has made. The module has no panic to show that with, so these tests run on one
-//! that was patched: `make test-patched`.
+//! A panic of the engine loses no change that was made before it. The module has no panic to show
+//! this with, so the test runs with a patched module: `make test-patched`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn is_patched() -> bool {
 const CAUGHT: &str = "internal error in rlock";
 
 #[test]
-fn a_change_that_is_followed_by_a_panic_is_propagated_and_its_waiter_answered() {
+fn change_before_a_panic_is_propagated_and_its_waiter_gets_a_reply() {
     if !is_patched() {
         return;
     }
@@ -31,9 +31,9 @@ fn a_change_that_is_followed_by_a_panic_is_propagated_and_its_waiter_answered() 
     waiter.reply().int();
     replica.catch_up_with(&primary);
     for server in [&primary, &replica] {
-        assert_eq!(server.client().holder("panic").expect("it is held").owner, "b");
+        assert_eq!(server.client().holder("panic").expect("a holder").owner, "b");
     }
     primary.kill();
     primary.restart();
-    assert_eq!(primary.client().holder("panic").expect("it is held").owner, "b");
+    assert_eq!(primary.client().holder("panic").expect("a holder").owner, "b");
 }

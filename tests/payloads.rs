@@ -1,4 +1,4 @@
-//! DUMP and RESTORE: payloads travel between servers, and come from anyone.
+//! DUMP and RESTORE: payloads from other servers, including tampered ones.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,25 +6,25 @@ use crate::support::{Client, Command, Reply, Server, eventually, two_nodes};
 
 const SOON: Duration = Duration::from_secs(5);
 const DAY_US: u64 = 24 * 3600 * 1_000_000;
-/// Nobody is given one that is higher.
+/// The highest token that is granted.
 const HIGHEST_TOKEN: u64 = (1 << 53) - (1 << 49);
 const YEAR_MS: u64 = 365 * 24 * 3600 * 1000;
 
-/// Before a module's data stand the type byte and nine bytes that name the module's type.
+/// The type byte and the nine bytes of the module type come before the module's data.
 const HEAD: usize = 10;
-/// Behind it the version of the format and a checksum.
+/// The version of the format and a checksum come after the module's data.
 const FOOT: usize = 10;
 
 fn restore(key: &str, payload: &[u8]) -> Command {
     [b"RESTORE".as_slice(), key.as_bytes(), b"0", payload].into()
 }
 
-/// Payloads as they are, so that they can be tampered with.
+/// Payloads without compression, so that tests can change them.
 fn start_without_compression() -> Server {
     Server::with_aof(&["appendfsync no", "rdbcompression no"])
 }
 
-/// A lock with some history, as a payload. Checksums are not looked at from now on.
+/// Dumps a lock with some history. Also turns checksum validation off.
 #[track_caller]
 fn dump_a_lock(client: &mut Client) -> Vec<u8> {
     assert_eq!(client.call("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");
@@ -34,16 +34,16 @@ fn dump_a_lock(client: &mut Client) -> Vec<u8> {
 }
 
 #[test]
-fn a_restored_lock_is_the_same_lock() {
+fn restored_lock_equals_the_original() {
     let (server, elsewhere) = (Server::start(), Server::start());
     let mut client = server.client();
     let payload = dump_a_lock(&mut client);
-    let original = client.holder("job").expect("it is held");
+    let original = client.holder("job").expect("a holder");
     for mut target in [client, elsewhere.client()] {
         assert_eq!(target.call(restore("copy", &payload)), "OK");
-        let copy = target.holder("copy").expect("it is held");
+        let copy = target.holder("copy").expect("a holder");
         assert_eq!(copy.identity(), original.identity());
-        // Payloads count in whole milliseconds of the wall clock, which may add a fraction of one.
+        // Payloads store whole milliseconds of the wall clock, so rounding may add up to 1 ms.
         assert!((590_000..=600_001).contains(&copy.lease_ms), "{copy:?}");
         assert_eq!(target.acquire("copy some-owner REQ 2"), original.token);
         assert_eq!(target.call("RLOCK.HOLDS copy some-owner"), 2);
@@ -55,7 +55,7 @@ fn a_restored_lock_is_the_same_lock() {
 }
 
 #[test]
-fn a_restored_lease_ends_when_the_original_would_have() {
+fn restored_lease_expires_at_the_original_deadline() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 700");
@@ -65,7 +65,7 @@ fn a_restored_lease_ends_when_the_original_would_have() {
     assert!(waiter.reply().int() > 0);
     eventually(SOON, || client.call("EXISTS job") == 0);
 
-    // Too late: it lapsed long before this RESTORE.
+    // Too late: the lease expired long before this RESTORE.
     assert_eq!(client.call(restore("late", &payload)), "OK");
     assert_eq!(client.call("RLOCK.PTTL late"), -2);
     assert_eq!(client.call("RLOCK.HOLDS late a"), 0);
@@ -73,7 +73,7 @@ fn a_restored_lease_ends_when_the_original_would_have() {
 }
 
 #[test]
-fn a_restore_counts_as_the_end_of_the_session() {
+fn restore_ends_the_session() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000 SESSION 400");
@@ -85,10 +85,11 @@ fn a_restore_counts_as_the_end_of_the_session() {
     assert_eq!(client.call("RLOCK.HOLDS job a"), 1);
 }
 
-/// The module leaves no such key, so somebody has made it.
+/// The module never writes such a key, so the payload is forged.
 #[test]
-fn a_payload_of_a_lock_that_nobody_holds_or_waits_for_is_refused() {
-    /// What stands before the length of a string in the data of a module, and the mark at the end of the data.
+fn payload_without_holder_or_place_is_refused() {
+    /// The opcode before the length of a string in module data, and the opcode at the end of the
+    /// data.
     const STRING: u8 = 5;
     const END: u8 = 0;
     let server = start_without_compression();
@@ -96,7 +97,7 @@ fn a_payload_of_a_lock_that_nobody_holds_or_waits_for_is_refused() {
     let payload = dump_a_lock(&mut client);
     let (head, rest) = payload.split_at(HEAD);
     let foot = &payload[payload.len() - FOOT..];
-    let [STRING, _, kind, ..] = *rest else { panic!("another layout: {rest:?}") };
+    let [STRING, _, kind, ..] = *rest else { panic!("unexpected layout: {rest:?}") };
     // One permit, no hold, no place.
     let data = [kind, 1, 0, 0];
     let empty = [head, &[STRING, data.len() as u8], &data, &[END], foot].concat();
@@ -106,16 +107,16 @@ fn a_payload_of_a_lock_that_nobody_holds_or_waits_for_is_refused() {
     assert_eq!(client.call("EXISTS copy"), 0);
 }
 
-/// Puts another number in the place of one, wherever the payload has it.
+/// Replaces the only number that `found` accepts, wherever the payload has it.
 ///
-/// All that is taken for granted of the layout is that numbers are LEB128; the new one must take as many bytes.
+/// This assumes only that numbers are LEB128. The new number must have the same length.
 #[track_caller]
 fn replace_number(payload: &[u8], found: impl Fn(u64) -> bool, change: impl Fn(u64) -> u64) -> Vec<u8> {
     let mut changed = payload.to_vec();
     let mut times = 0;
     for at in HEAD..payload.len() - FOOT {
         let (number, length) = read_leb128(&payload[at..]);
-        // Further in, the end of a number looks like a smaller number.
+        // Inside a number its tail looks like a smaller number.
         if found(number) {
             let replacement = write_leb128(change(number));
             assert_eq!(replacement.len(), length);
@@ -123,11 +124,11 @@ fn replace_number(payload: &[u8], found: impl Fn(u64) -> bool, change: impl Fn(u
             times += 1;
         }
     }
-    assert_eq!(times, 1, "places where the payload has the number");
+    assert_eq!(times, 1, "occurrences of the number in the payload");
     changed
 }
 
-/// The number that starts here, and its length. Of bytes that are none, some number.
+/// Reads the number that starts here, and its length. For other bytes it returns some number.
 fn read_leb128(bytes: &[u8]) -> (u64, usize) {
     let mut number = 0;
     for (position, byte) in bytes.iter().take(9).enumerate() {
@@ -150,11 +151,11 @@ fn write_leb128(mut number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_payload_with_a_token_more_than_a_day_ahead_is_refused() {
+fn payload_with_a_token_more_than_a_day_ahead_is_refused() {
     let server = start_without_compression();
     let mut client = server.client();
     let payload = dump_a_lock(&mut client);
-    let token = client.holder("job").expect("it is held").token as u64;
+    let token = client.holder("job").expect("a holder").token as u64;
     let ahead_by = |us| replace_number(&payload, |number| number == token, |number| number + us);
 
     let too_far = client.call(restore("copy", &ahead_by(DAY_US + DAY_US / 10)));
@@ -163,30 +164,30 @@ fn a_payload_with_a_token_more_than_a_day_ahead_is_refused() {
 
     let hour = DAY_US / 24;
     assert_eq!(client.call(restore("copy", &ahead_by(hour))), "OK");
-    assert_eq!(client.holder("copy").expect("it is held").token as u64, token + hour);
-    assert!(client.acquire("new a") as u64 > token + hour, "it raises the last token");
+    assert_eq!(client.holder("copy").expect("a holder").token as u64, token + hour);
+    assert!(client.acquire("new a") as u64 > token + hour, "RESTORE raises the last token");
 }
 
-/// There a lock that is refused may be lost: a move of a slot may go on over it.
+/// In a cluster a refused lock might be lost, because a slot move may continue without it.
 #[test]
-fn in_a_cluster_a_payload_with_a_token_days_ahead_is_taken() {
+fn cluster_accepts_a_payload_with_a_token_days_ahead() {
     let [server, _other] = two_nodes();
     let mut client = server.client();
     assert_eq!(client.call("CONFIG SET rdbcompression no"), "OK");
     let payload = dump_a_lock(&mut client);
-    let token = client.holder("job").expect("it is held").token as u64;
+    let token = client.holder("job").expect("a holder").token as u64;
     let ahead = replace_number(&payload, |number| number == token, |number| number + 3 * DAY_US);
     assert_eq!(client.call(restore("copy", &ahead)), "OK");
-    assert_eq!(client.holder("copy").expect("it is held").token as u64, token + 3 * DAY_US);
+    assert_eq!(client.holder("copy").expect("a holder").token as u64, token + 3 * DAY_US);
     let beyond = replace_number(&payload, |number| number == token, |_| HIGHEST_TOKEN);
     let refused = client.call(restore("beyond", &beyond));
     assert!(matches!(refused, Reply::Error(_)), "{refused:?}");
-    assert!(client.acquire("new a") as u64 > token + 3 * DAY_US, "it raises the last token");
+    assert!(client.acquire("new a") as u64 > token + 3 * DAY_US, "RESTORE raises the last token");
 }
 
-/// The clock of the server that saved it may be ahead by some time.
+/// The clock of the server that saved the payload may be ahead.
 #[test]
-fn a_payload_with_a_lease_of_more_than_a_year_is_shortened_and_one_of_far_more_refused() {
+fn lease_longer_than_a_year_is_cut_and_far_longer_is_refused() {
     let server = start_without_compression();
     let mut client = server.client();
     let payload = dump_a_lock(&mut client);
@@ -203,7 +204,7 @@ fn a_payload_with_a_lease_of_more_than_a_year_is_shortened_and_one_of_far_more_r
 
     assert_eq!(client.call(restore("copy", &later_by(YEAR_MS))), "OK");
     let left = client.call("RLOCK.PTTL copy").int() as u64;
-    // What is left is rounded up.
+    // The remaining time is rounded up.
     assert!((YEAR_MS - 60_000..=YEAR_MS + 1).contains(&left), "{left}");
     assert_eq!(client.call("DEL copy"), 1);
 
@@ -213,7 +214,7 @@ fn a_payload_with_a_lease_of_more_than_a_year_is_shortened_and_one_of_far_more_r
 }
 
 #[test]
-fn a_payload_with_a_place_from_beyond_a_day_or_until_far_beyond_a_year_is_refused() {
+fn place_with_a_far_future_arrival_or_end_is_refused() {
     let server = start_without_compression();
     let mut client = server.client();
     assert_eq!(client.call("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1"), "OK");

@@ -1,4 +1,5 @@
-//! Locks outlive the process: whatever a server reads back, it holds what it had acknowledged.
+//! Locks survive the process: a server that reads its files back holds everything that it
+//! acknowledged.
 
 use std::io::ErrorKind;
 use std::thread;
@@ -8,18 +9,18 @@ use crate::support::{ALL, Client, Command, Family, MUTEX, Reply, Server, Stopwat
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Files count in whole milliseconds of the wall clock, which may add a fraction of one each time.
+/// Files store whole milliseconds of the wall clock, so each save and load may add up to 1 ms.
 const ROUNDING_MS: i64 = 5;
 
-/// Locks of all kinds in several shapes, and what must be found of them again: owner, count and token by key.
-struct Estate(Vec<(String, (String, i64, i64))>);
+/// Locks of all kinds in several states, with the owner, count and token expected for each key.
+struct SavedLocks(Vec<(String, (String, i64, i64))>);
 
-impl Estate {
+impl SavedLocks {
     #[track_caller]
-    fn create(client: &mut Client) -> Estate {
-        let estate = ALL.iter().flat_map(|family| Estate::create_of(client, *family)).collect();
+    fn create(client: &mut Client) -> SavedLocks {
+        let saved = ALL.iter().flat_map(|family| SavedLocks::create_of(client, *family)).collect();
         client.speak(MUTEX);
-        Estate(estate)
+        SavedLocks(saved)
     }
 
     #[track_caller]
@@ -44,10 +45,10 @@ impl Estate {
         held.map(|key| (key.clone(), identity(client, key))).collect()
     }
 
-    /// Everything is as it was, also what shows only in the answers to repeated requests.
+    /// Asserts that everything is unchanged, including state that only repeated requests reveal.
     #[track_caller]
     fn assert_intact(&self, client: &mut Client) {
-        // The semaphore that nobody holds is there as well.
+        // The idle semaphore exists as well.
         assert_eq!(client.call("DBSIZE"), self.0.len() as i64 + 1);
         for (key, before) in &self.0 {
             assert_eq!(identity(client, key), *before, "{key}");
@@ -67,11 +68,12 @@ impl Estate {
         let (_, _, token) = identity(client, &thrice);
         assert_eq!(client.acquire(&format!("{thrice} a REQ 9")), token);
         client.call(format!("LOCK.ACQUIRE {thrice} a REQ 8")).expect_error("STALE");
-        assert_eq!(client.call(format!("LOCK.HOLDS {thrice} a")), 3, "the repeat is known as one");
+        assert_eq!(client.call(format!("LOCK.HOLDS {thrice} a")), 3, "a repeated request does not count again");
         assert_eq!(client.call(format!("LOCK.RELEASE {less} b REQ 3")), 1);
         client.call(format!("LOCK.ACQUIRE {less} b REQ 3")).expect_error("STALE");
         assert_eq!(client.call(format!("LOCK.HOLDS {less} b")), 1);
-        // The lease last given is part of a hold. A repeat without one gives the default, and never brings a deadline nearer.
+        // The last lease is part of a hold. A repeated request without a lease uses the default,
+        // and never shortens the lease.
         assert!(client.call(format!("LOCK.RENEW {once} a")).int() > 45_000);
     }
 }
@@ -83,41 +85,41 @@ fn identity(client: &mut Client, key: &str) -> (String, i64, i64) {
 }
 
 #[test]
-fn an_append_only_file_brings_everything_back_after_a_kill() {
+fn append_only_file_restores_everything_after_a_kill() {
     for preamble in ["yes", "no"] {
         let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
-        let estate = Estate::create(&mut server.client());
+        let saved = SavedLocks::create(&mut server.client());
         for _ in 0..2 {
             server.kill_and_restart();
-            estate.assert_intact(&mut server.client());
+            saved.assert_intact(&mut server.client());
         }
     }
 }
 
 #[test]
-fn a_rewritten_append_only_file_brings_everything_back() {
+fn rewritten_append_only_file_restores_everything() {
     for preamble in ["yes", "no"] {
         let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
         let mut client = server.client();
-        let estate = Estate::create(&mut client);
+        let saved = SavedLocks::create(&mut client);
         client.rewrite_append_only_file();
         server.kill_and_restart();
-        estate.assert_intact(&mut server.client());
+        saved.assert_intact(&mut server.client());
     }
 }
 
 #[test]
-fn a_snapshot_brings_everything_back() {
+fn snapshot_restores_everything() {
     let mut server = Server::start();
     let mut client = server.client();
-    let estate = Estate::create(&mut client);
+    let saved = SavedLocks::create(&mut client);
     assert_eq!(client.call("SAVE"), "OK");
     server.kill_and_restart();
-    estate.assert_intact(&mut server.client());
+    saved.assert_intact(&mut server.client());
 }
 
 #[test]
-fn a_shutdown_brings_everything_back_and_ends_while_clients_wait() {
+fn shutdown_with_waiters_ends_and_everything_is_restored() {
     for (shutdown, lines) in [
         ("SHUTDOWN SAVE", &[][..]),
         ("SHUTDOWN NOSAVE", &["appendonly yes", "appendfsync everysec"]),
@@ -125,7 +127,7 @@ fn a_shutdown_brings_everything_back_and_ends_while_clients_wait() {
     ] {
         let mut server = Server::with(lines);
         let mut client = server.client();
-        let estate = Estate::create(&mut client);
+        let saved = SavedLocks::create(&mut client);
         let mut waiter = server.waiter("RLOCK.ACQUIRE once-mutex-exclusive b PX 50000 BLOCK 0");
         client.send(shutdown);
         for connection in [&mut client, &mut waiter] {
@@ -133,19 +135,19 @@ fn a_shutdown_brings_everything_back_and_ends_while_clients_wait() {
             assert_eq!(end.kind(), ErrorKind::UnexpectedEof, "{shutdown}");
         }
         server.kill_and_restart();
-        estate.assert_intact(&mut server.client());
+        saved.assert_intact(&mut server.client());
     }
 }
 
 #[test]
-fn a_reload_in_place_brings_everything_back_and_waiters_wait_on() {
+fn reload_restores_everything_and_waiters_keep_waiting() {
     let server = Server::with_aof(&[]);
     let mut client = server.client();
-    let estate = Estate::create(&mut client);
+    let saved = SavedLocks::create(&mut client);
     let mut waiter = server.waiter("RLOCK.ACQUIRE once-mutex-exclusive b PX 50000 BLOCK 0");
     for load in ["DEBUG RELOAD", "DEBUG LOADAOF"] {
         assert_eq!(client.call(load), "OK");
-        estate.assert_intact(&mut client);
+        saved.assert_intact(&mut client);
         assert_eq!(client.waiting_owners("once-mutex-exclusive"), ["b"], "{load}");
     }
     client.call("RLOCK.RELEASE once-mutex-exclusive a");
@@ -153,7 +155,7 @@ fn a_reload_in_place_brings_everything_back_and_waiters_wait_on() {
 }
 
 #[test]
-fn a_lease_goes_on_running_while_the_server_is_down() {
+fn lease_keeps_running_while_the_server_is_down() {
     for save in [false, true] {
         let mut server = if save { Server::start() } else { Server::with_aof(&[]) };
         let mut client = server.client();
@@ -163,7 +165,7 @@ fn a_lease_goes_on_running_while_the_server_is_down() {
             client.call("SAVE");
         }
         server.kill();
-        // Time itself: the short lease ends now, with nobody there to see it.
+        // The short lease expires while the server is down.
         thread::sleep(Duration::from_millis(400));
         server.restart();
         let mut client = server.client();
@@ -177,20 +179,21 @@ fn a_lease_goes_on_running_while_the_server_is_down() {
 }
 
 #[test]
-fn timed_a_lease_that_is_left_after_a_restart_ends_on_time() {
+fn timed_remaining_lease_after_a_restart_expires_on_time() {
     let mut server = Server::with_aof(&[]);
     server.client().acquire("job a PX 1500");
     server.kill_and_restart();
     let mut client = server.client();
-    let left_ms = u64::try_from(client.call("RLOCK.PTTL job").int()).expect("it is held");
+    let left_ms = u64::try_from(client.call("RLOCK.PTTL job").int()).expect("a held lock");
     let watch = Stopwatch::start();
     client.acquire("job b BLOCK 0");
-    watch.assert_took_ms(left_ms.saturating_sub(2)..left_ms + 100, "what was left of the lease");
+    watch.assert_took_ms(left_ms.saturating_sub(2)..left_ms + 100, "the remaining lease");
 }
 
-/// A lock that no command asks for is ended by its alarm, which is set when the file is loaded.
+/// No command touches this lock, so only the timer can expire it. It is set when the file is
+/// loaded.
 #[test]
-fn a_lease_ends_after_a_restart_also_where_nobody_asks_in_whatever_database() {
+fn lease_expires_after_a_restart_without_a_command_in_any_database() {
     let mut server = Server::start();
     let mut client = server.client();
     client.call("SELECT 9");
@@ -204,7 +207,7 @@ fn a_lease_ends_after_a_restart_also_where_nobody_asks_in_whatever_database() {
 }
 
 #[test]
-fn no_acknowledged_grant_is_lost_by_a_kill() {
+fn kill_loses_no_acknowledged_grant() {
     let clock = WallClock::new();
     let mut server = Server::with_wall_clock(&clock, &["appendonly yes", "appendfsync always"]);
     let workers: Vec<_> = (0..8)
@@ -234,7 +237,7 @@ fn no_acknowledged_grant_is_lost_by_a_kill() {
     let grants: Vec<_> = workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect();
     assert!(grants.len() > 490, "{}", grants.len());
 
-    // By the clock alone tokens would rise anyhow, if it did not go back.
+    // With a clock that never goes back, tokens would rise without the saved ones.
     clock.step_back(Duration::from_secs(3600));
     server.restart();
     let mut client = server.client();
@@ -246,7 +249,7 @@ fn no_acknowledged_grant_is_lost_by_a_kill() {
 }
 
 #[test]
-fn no_acknowledged_release_is_undone_by_a_kill() {
+fn kill_undoes_no_acknowledged_release() {
     let mut server = Server::with_aof(&[]);
     let mut client = server.client();
     for number in 0..50 {
@@ -258,7 +261,7 @@ fn no_acknowledged_release_is_undone_by_a_kill() {
 }
 
 #[test]
-fn waiters_do_not_outlive_the_process_and_get_nothing_behind_their_back() {
+fn waiters_end_with_the_process_and_are_granted_nothing() {
     let mut server = Server::with_aof(&[]);
     let mut client = server.client();
     client.acquire("job a PX 60000");
@@ -271,7 +274,7 @@ fn waiters_do_not_outlive_the_process_and_get_nothing_behind_their_back() {
 }
 
 #[test]
-fn a_lock_of_any_kind_is_the_same_under_another_name() {
+fn lock_of_any_kind_is_the_same_under_another_key() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 50000 REQ 4");

@@ -1,4 +1,5 @@
-//! A server that lost its data grants nothing until every lease that it may have given is over.
+//! Quarantine: a server that lost its data grants nothing until every lease that it may have
+//! granted has expired.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -14,7 +15,7 @@ const LONG: &str = "rlock.quarantine-ms 60000";
 const LONGEST: &str = "rlock.quarantine-ms 31536000000";
 const IN_THE_LOG: &str = "this server started without data, so locks that were granted before may be missing";
 
-/// One attempt of each command that acquires.
+/// One attempt with each command that acquires.
 const ACQUIRING: [&str; 6] = [
     "RLOCK.ACQUIRE job b PX 1000",
     "RFAIRLOCK.ACQUIRE fair b PX 1000",
@@ -24,7 +25,8 @@ const ACQUIRING: [&str; 6] = [
     "RLOCK.MACQUIRE 2 one two b PX 1000",
 ];
 
-/// Attempts get the error. A request that waits queues up, which in a transaction and in a script is an attempt.
+/// Asserts that attempts get the error. A request that waits is queued; in transactions and scripts
+/// it counts as an attempt.
 #[track_caller]
 fn assert_quarantined(client: &mut Client) {
     client.call("RSEMAPHORE.INIT semaphore 2");
@@ -39,12 +41,12 @@ fn assert_quarantined(client: &mut Client) {
         let text = client.call(command).expect_error("QUARANTINE").to_owned();
         let words: Vec<_> = text.split(' ').collect();
         let [.., left_ms, "ms", "left"] = words[..] else {
-            panic!("{text} does not end in the time left");
+            panic!("{text} does not end with the time left");
         };
         assert!((1..=60_000).contains(&left_ms.parse().expect("a number")), "{text}");
     }
-    assert_eq!(client.call("RLOCK.ACQUIRE job b PX 1000 BLOCK 10"), Reply::Nil, "it waits in vain");
-    assert_eq!(client.call("RFAIRLOCK.ACQUIRE fair b PX 1000 QUEUE 100"), Reply::Nil, "it has a place");
+    assert_eq!(client.call("RLOCK.ACQUIRE job b PX 1000 BLOCK 10"), Reply::Nil, "the wait times out");
+    assert_eq!(client.call("RFAIRLOCK.ACQUIRE fair b PX 1000 QUEUE 100"), Reply::Nil, "QUEUE takes a place");
     assert_eq!(client.call("RFAIRLOCK.CANCEL fair b"), 1);
     client.call("DEL semaphore");
     assert!((1..=60_000).contains(&client.info_number("rlock_quarantine_left_ms")));
@@ -59,7 +61,7 @@ fn assert_grants(client: &mut Client) {
 }
 
 #[test]
-fn after_an_empty_start_no_command_acquires_and_all_others_work() {
+fn empty_start_refuses_acquire_and_allows_other_commands() {
     let server = Server::with(&[LONG]);
     let mut client = server.client();
     assert_quarantined(&mut client);
@@ -76,7 +78,7 @@ fn after_an_empty_start_no_command_acquires_and_all_others_work() {
     assert_eq!(client.call("RFAIRLOCK.CANCEL job a"), 0);
     client.call("RLOCK.ACQUIRE job b PX").expect_error("ERR");
 
-    // A lock that came from elsewhere can be used up.
+    // A restored lock can be renewed and released.
     let elsewhere = Server::start();
     elsewhere.client().acquire("job a PX 60000");
     let payload = elsewhere.client().call("DUMP job");
@@ -88,7 +90,7 @@ fn after_an_empty_start_no_command_acquires_and_all_others_work() {
 }
 
 #[test]
-fn every_command_that_acquires_is_among_those() {
+fn list_has_every_command_that_acquires() {
     let server = Server::start();
     let all = server.client().call("COMMAND LIST FILTERBY MODULE rlock");
     let names = all.array().iter().map(|name| name.text().to_uppercase());
@@ -98,7 +100,7 @@ fn every_command_that_acquires_is_among_those() {
 }
 
 #[test]
-fn timed_it_ends_when_its_time_is_over() {
+fn timed_quarantine_ends_on_time() {
     let server = Server::with(&["rlock.quarantine-ms 1500"]);
     let mut client = server.client();
     let watch = Stopwatch::start();
@@ -116,11 +118,11 @@ fn timed_it_ends_when_its_time_is_over() {
     });
     assert!(refused > 0);
     let left_ms = left_ms.unsigned_abs();
-    watch.assert_took_ms(left_ms - 1..left_ms + 500, "what was left of it");
+    watch.assert_took_ms(left_ms - 1..left_ms + 500, "the remaining quarantine");
 }
 
 #[test]
-fn it_can_be_changed_while_it_lasts() {
+fn quarantine_can_be_changed_while_it_lasts() {
     let server = Server::start();
     let mut client = server.client();
     assert_grants(&mut client);
@@ -131,7 +133,7 @@ fn it_can_be_changed_while_it_lasts() {
 }
 
 #[test]
-fn a_step_of_the_wall_clock_does_not_end_it() {
+fn step_of_the_wall_clock_does_not_end_the_quarantine() {
     let clock = WallClock::new();
     let server = Server::with_wall_clock(&clock, &[LONG]);
     clock.step_forward(Duration::from_secs(3600));
@@ -140,11 +142,11 @@ fn a_step_of_the_wall_clock_does_not_end_it() {
 }
 
 #[test]
-fn a_start_with_any_key_grants_at_once() {
+fn start_with_any_key_begins_no_quarantine() {
     for persistence in [&["appendonly yes", "appendfsync always", LONG][..], &[LONG]] {
         let mut server = Server::with(persistence);
         let mut client = server.client();
-        // In another database than the first, and no lock.
+        // A key in another database than 0, which is not a lock.
         client.call("SELECT 9");
         client.call("SET some text");
         client.call("SAVE");
@@ -159,7 +161,7 @@ fn a_start_with_any_key_grants_at_once() {
 }
 
 #[test]
-fn what_is_emptied_while_it_runs_grants_at_once() {
+fn emptying_a_running_server_begins_no_quarantine() {
     let mut server = Server::with(&[LONG]);
     let mut client = server.client();
     client.call("SET some text");
@@ -173,18 +175,18 @@ fn what_is_emptied_while_it_runs_grants_at_once() {
 }
 
 #[test]
-fn a_promoted_replica_is_as_trustworthy_as_what_it_was_given() {
+fn promoted_replica_begins_a_quarantine_only_without_data() {
     let promote = |replica: &Server| {
         let mut client = replica.client();
         assert_eq!(client.call("REPLICAOF NO ONE"), "OK");
         client
     };
-    // It never met its primary.
+    // A replica that never reached its primary.
     let orphan = Server::with(&[LONG, &format!("replicaof 127.0.0.1 {}", free_port())]);
     orphan.client().call(ACQUIRING[0]).expect_error("READONLY");
     assert_quarantined(&mut promote(&orphan));
 
-    // A primary that has restarted without its data passes that on.
+    // A primary that restarted without its data gives its replica no data.
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[LONG]);
     assert_quarantined(&mut promote(&replica));
@@ -193,7 +195,7 @@ fn a_promoted_replica_is_as_trustworthy_as_what_it_was_given() {
     let replica = Server::replica_of(&primary, &[LONG]);
     assert_grants(&mut promote(&replica));
 
-    // The primary loses its data, and the replica takes the emptiness over.
+    // The primary loses its data, and the replica copies the empty data set.
     let emptied = Server::start();
     let mut client = replica.client();
     client.call(format!("REPLICAOF 127.0.0.1 {}", emptied.port()));
@@ -201,27 +203,28 @@ fn a_promoted_replica_is_as_trustworthy_as_what_it_was_given() {
     assert_quarantined(&mut promote(&replica));
 }
 
-/// How long a hold lasts by the holder's clock, and how long nothing is granted after a start.
+/// The lease by the holder's clock, and the quarantine after a start.
 const LEASE: Duration = Duration::from_millis(150);
 
-/// Who believes to hold the lock, and until when.
+/// The owner that believes it holds the lock, and until when.
 type Belief = Mutex<Option<(usize, Instant)>>;
 
 struct Campaign {
     server: Mutex<Server>,
-    over: AtomicBool,
+    stop: AtomicBool,
     grants: AtomicUsize,
     double_holds: AtomicUsize,
     belief: Belief,
 }
 
 impl Campaign {
-    /// Takes the lock again and again, keeps it a while, and goes on believing in it when the server is gone.
+    /// Acquires the lock again and again, uses it for a while, and keeps believing in its hold when
+    /// the server is gone.
     fn work(&self, worker: usize) {
         let acquire = format!("RLOCK.ACQUIRE job worker-{worker} PX {}", LEASE.as_millis());
         let release = format!("RLOCK.RELEASE job worker-{worker}");
         let mut connection = None;
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.stop.load(Ordering::Relaxed) {
             let Some(client) = &mut connection else {
                 connection = self.server.lock().expect("no panic").try_client().ok();
                 continue;
@@ -230,7 +233,7 @@ impl Campaign {
             match ask(client, &acquire) {
                 Some(Reply::Int(_)) => self.hold(worker, asked + LEASE),
                 Some(_) => {
-                    // Only a pause between two attempts: its length decides nothing.
+                    // Only a pause between two attempts. The test does not depend on its length.
                     thread::sleep(Duration::from_millis(1));
                     continue;
                 }
@@ -239,7 +242,7 @@ impl Campaign {
                     continue;
                 }
             }
-            // Half of the holds are given back early, the others run into the end of their lease.
+            // Half of the holds are released early, the others run until their lease expires.
             if self.grants.load(Ordering::Relaxed).is_multiple_of(2) {
                 self.belief.lock().expect("no panic").take_if(|(holder, _)| *holder == worker);
                 connection = ask(client, &release).and(connection);
@@ -247,13 +250,13 @@ impl Campaign {
         }
     }
 
-    /// A grant has come: nobody else may believe to hold.
+    /// Records a grant. No other owner may believe that it holds the lock.
     fn hold(&self, worker: usize, until: Instant) {
         self.grants.fetch_add(1, Ordering::Relaxed);
         let mut belief = self.belief.lock().expect("no panic");
         let now = Instant::now();
         if now >= until {
-            // This thread was kept from running for so long that it does not believe in its grant any more.
+            // This thread was delayed so long that its lease has expired.
             return;
         }
         if belief.is_some_and(|(holder, believed)| holder != worker && now < believed) {
@@ -261,38 +264,38 @@ impl Campaign {
         }
         *belief = Some((worker, until));
         drop(belief);
-        // Time itself: the lock is in use.
+        // The lock is in use.
         thread::sleep(LEASE / 10);
     }
 }
 
-/// Sends the workers home, also when the test fails.
-struct Over<'c>(&'c AtomicBool);
+/// Stops the workers, even if the test fails.
+struct StopOnDrop<'c>(&'c AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// The answer, or None if the server is gone.
+/// Returns the reply, or None if the server is gone.
 fn ask(client: &mut Client, command: &str) -> Option<Reply> {
     client.try_send(&[command.into()]).ok()?;
     client.reply_within(Duration::from_secs(10)).ok()
 }
 
 #[test]
-fn a_server_that_is_killed_and_keeps_nothing_gives_no_lock_twice() {
+fn killed_server_without_persistence_grants_no_lock_twice() {
     let quarantine = format!("rlock.quarantine-ms {}", LEASE.as_millis());
     let campaign = Campaign {
         server: Mutex::new(Server::with(&[&quarantine])),
-        over: AtomicBool::new(false),
+        stop: AtomicBool::new(false),
         grants: AtomicUsize::new(0),
         double_holds: AtomicUsize::new(0),
         belief: Mutex::new(None),
     };
     thread::scope(|scope| {
-        let _over = Over(&campaign.over);
+        let _stop = StopOnDrop(&campaign.stop);
         for worker in 0..4 {
             let campaign = &campaign;
             scope.spawn(move || campaign.work(worker));
@@ -303,5 +306,5 @@ fn a_server_that_is_killed_and_keeps_nothing_gives_no_lock_twice() {
             campaign.server.lock().expect("no panic").kill_and_restart();
         }
     });
-    assert_eq!(campaign.double_holds.into_inner(), 0, "of {} grants", campaign.grants.into_inner());
+    assert_eq!(campaign.double_holds.into_inner(), 0, "double holds in {} grants", campaign.grants.into_inner());
 }

@@ -1,9 +1,10 @@
-//! What the documents show is what a server answers: every console block of them, from the first page to the last, line by line, is typed
-//! into one server, and compared.
+//! Runs every console block of the documentation on one server, from the first page to the last,
+//! and compares the output line by line.
 //!
-//! A block with the word `console` is run. One with the word `sh` is only for a reader's own machine: it builds, installs, or runs a
-//! service. Of that one only the targets of make are looked at. A block that uses the tool is run by the tests of the tool, which run all the others too
-//! (`cli/tests/documents.rs`): here there is no tool.
+//! Blocks with the word `console` are run. Blocks with the word `sh` are for the reader's own
+//! machine: they build, install, or run a service. Of these only the make targets are checked.
+//! Blocks that use the command-line tool need the tool, so `cli/tests/documents.rs` runs them,
+//! together with all others.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,30 +18,36 @@ fn root() -> &'static Path {
 }
 
 #[test]
-fn every_session_of_the_documents_is_what_a_server_answers() {
-    let told = run_every_session(root(), None);
-    assert!(told.pages.len() >= 7 && told.steps >= 50, "{} lines in {:?}", told.steps, told.pages);
+fn console_blocks_match_the_server() {
+    let ran = run_every_session(root(), None);
+    assert!(ran.pages.len() >= 7 && ran.steps >= 50, "{} lines in {:?}", ran.steps, ran.pages);
 }
 
 #[test]
-fn no_session_of_the_documents_goes_without_a_test() {
+fn console_sessions_are_marked_as_console() {
     for block in pages(root()).iter().flat_map(|page| blocks(page)).filter(|block| block.language != "console") {
         for prompt in [CLIENT_PROMPT, "$ redis-cli", TOOL_PROMPT] {
-            assert!(!block.text.lines().any(|line| line.starts_with(prompt)), "{}: nothing runs this", block.place);
+            assert!(
+                !block.text.lines().any(|line| line.starts_with(prompt)),
+                "{}: no test runs this block",
+                block.place
+            );
         }
     }
 }
 
-/// These need a Debian of their own: `make demo-install` types them into one, and keeps what was answered.
+/// These commands need a Debian of their own: `make demo-install` runs them in one and records the
+/// output.
 #[test]
-fn what_the_page_on_debian_tells_to_type_has_been_typed_into_one() {
-    let transcript = fs::read_to_string("docs/demo-install.txt").expect("the transcript is there");
-    // There is no systemd in it, and a restart is a stop and a start.
+fn commands_of_the_debian_page_are_in_the_recorded_install() {
+    let transcript = fs::read_to_string("docs/demo-install.txt").expect("the transcript");
+    // The recorded Debian has no systemd, so a restart there is a stop and a start.
     let transcript = transcript.replace("# systemctl start ", "# systemctl restart ");
     let mut found = 0;
     for block in blocks(Path::new("docs/debian.md")) {
         for command in block.text.lines().filter(|line| line.starts_with("# ")) {
-            // What has quotes is typed as it is; of the rest options and names differ.
+            // Commands with quotes must match as a whole. In the others options and names may
+            // differ.
             let words = if command.contains('\'') { usize::MAX } else { 3 };
             let typed = command.split(' ').take(words).collect::<Vec<_>>().join(" ");
             assert!(transcript.lines().any(|line| line.starts_with(&typed)), "{}: {command}", block.place);
@@ -51,7 +58,7 @@ fn what_the_page_on_debian_tells_to_type_has_been_typed_into_one() {
 }
 
 #[test]
-fn the_targets_of_make_in_the_documents_are_there() {
+fn make_targets_in_the_documentation_exist() {
     let makefile = fs::read_to_string("Makefile").expect("the Makefile");
     let targets: BTreeSet<_> = makefile.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name).collect();
     let mut found = 0;
@@ -124,17 +131,17 @@ fn links_of_the_packaged_documents_lead_to_packaged_files() {
 }
 
 #[test]
-fn code_of_the_page_on_clients_is_that_of_the_packages() {
+fn code_on_the_clients_page_equals_the_packages() {
     const NAMES: &str = "<!-- ";
-    let page = fs::read_to_string("docs/clients.md").expect("the page is there");
+    let page = fs::read_to_string("docs/clients.md").expect("the page");
     let parts = page.split(NAMES).skip(1).map(|part| part.split_once(" -->\n```").expect("a block below the name"));
     let mut blocks = 0;
     for (name, rest) in parts {
-        let source = fs::read_to_string(name).expect("the file is there");
-        // The word for the language ends its first line.
+        let source = fs::read_to_string(name).expect("the file");
+        // The language name ends the first line.
         let (_, block) = rest.split_once('\n').expect("a line below the fence");
         let (block, _) = block.split_once("```").expect("an end of the block");
-        assert!(source.contains(block), "{name} has not:\n{block}");
+        assert!(source.contains(block), "{name} does not contain:\n{block}");
         blocks += 1;
     }
     assert_eq!(blocks, page.matches("\n```").count() / 2, "each block has the name of its file above it");

@@ -1,4 +1,4 @@
-//! The pages of commands and of errors say what the server says: neither has anything that the other one lacks.
+//! The pages of commands and errors match the server: neither has anything that the other lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,8 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).expect("a text")
 }
 
-/// The usage lines of the pages, by command. The word behind a word in capitals is only a name for its value.
+/// The usage lines of the pages, by command. A word after a word in capitals names its value, and
+/// is replaced by `value`.
 fn documented() -> BTreeMap<String, String> {
     let mut usages = BTreeMap::new();
     for page in files_below(&root().join("docs/commands")) {
@@ -53,7 +54,7 @@ fn without_names(arguments: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// An argument of COMMAND DOCS, as the pages write it.
+/// Formats an argument of COMMAND DOCS as the pages do.
 fn usage_of(argument: &Reply) -> String {
     let field = |name: &str| argument.pairs().iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let text = |name: &str| field(name).map(|value| value.text());
@@ -79,13 +80,13 @@ fn usage_of(argument: &Reply) -> String {
 }
 
 #[test]
-fn the_pages_show_the_arguments_that_the_server_shows() {
+fn command_pages_match_command_docs() {
     let server = Server::start();
     let mut client = server.client();
     let mut actual = BTreeMap::new();
     for name in client.call("COMMAND LIST FILTERBY MODULE rlock").array() {
         let name = name.text().to_uppercase();
-        // What servers say to each other is not for users.
+        // RLOCK.APPLY carries effects between servers and is not for users.
         if name == "RLOCK.APPLY" {
             continue;
         }
@@ -102,10 +103,10 @@ fn the_pages_show_the_arguments_that_the_server_shows() {
         assert_eq!(documented.get(name), Some(usage), "{name}");
     }
     let unknown: Vec<_> = documented.keys().filter(|name| !actual.contains_key(*name)).collect();
-    assert!(unknown.is_empty(), "the server does not know {unknown:?}");
+    assert!(unknown.is_empty(), "unknown to the server: {unknown:?}");
 }
 
-/// The first words of the errors in the table.
+/// The error codes in the table.
 fn errors_in_the_table() -> BTreeSet<String> {
     let page = read(&root().join("docs/errors.md"));
     let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
@@ -116,15 +117,15 @@ fn is_code(word: &str) -> bool {
     word.len() >= 3 && word.chars().all(|letter| letter.is_ascii_uppercase())
 }
 
-/// What the server itself answers to commands of the module.
-const SERVERS_OWN: [&str; 6] = ["OOM", "CROSSSLOT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"];
+/// Errors of the server itself in reply to commands of the module.
+const SERVER_ERRORS: [&str; 6] = ["OOM", "CROSSSLOT", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"];
 
 #[test]
-fn the_table_has_every_error_of_the_module_and_no_other() {
-    let mut codes = BTreeSet::from(SERVERS_OWN.map(str::to_owned));
+fn error_table_has_exactly_the_errors_of_the_module() {
+    let mut codes = BTreeSet::from(SERVER_ERRORS.map(str::to_owned));
     for file in files_below(&root().join("src")) {
         let text = read(&file);
-        // String literals whose first word is in capitals.
+        // String literals that begin with a word in capitals.
         let beginnings = text.match_indices('"').filter_map(|(at, _)| text[at + 1..].split_once(' '));
         codes.extend(beginnings.map(|(word, _)| word.to_owned()).filter(|word| is_code(word)));
     }

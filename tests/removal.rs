@@ -1,4 +1,5 @@
-//! The module leaves as it came: where no lock is left, the server starts without it, and has all else that it had.
+//! Removing the module: without locks the server starts without the module and keeps all other
+//! data.
 
 use std::fs;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use crate::support::{Client, Server, WallClock, eventually, snapshots_may_have_t
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Data that is no lock, and locks of all kinds that are no more.
+/// Writes data that is not a lock, and creates and deletes locks of all kinds.
 #[track_caller]
 fn use_and_leave(client: &mut Client) {
     client.call("SET text here");
@@ -37,18 +38,18 @@ fn assert_starts_without_the_module(mut server: Server, leave: impl FnOnce(&mut 
     use_and_leave(&mut client);
     leave(&mut client);
     server.kill();
-    server.try_restart_without_module().unwrap_or_else(|log| panic!("no restart:\n{log}"));
+    server.try_restart_without_module().unwrap_or_else(|log| panic!("the server did not restart:\n{log}"));
     assert_data_is_intact(&mut server.client());
 }
 
 #[test]
-fn a_snapshot_without_locks_loads_without_the_module() {
+fn snapshot_without_locks_loads_without_the_module() {
     assert_starts_without_the_module(Server::start(), |client| assert_eq!(client.call("SAVE"), "OK"));
     assert_starts_without_the_module(Server::start(), |client| {
         client.call("BGSAVE");
         eventually(SOON, || client.info("rdb_bgsave_in_progress") == "0" && client.info("rdb_saves") == "1");
     });
-    // What had a lock in it before, a file or a payload, says nothing of the next file.
+    // A lock in an earlier file or payload must not affect the next file.
     assert_starts_without_the_module(Server::start(), |client| {
         client.acquire("job a");
         client.call("DUMP job").bytes();
@@ -59,7 +60,7 @@ fn a_snapshot_without_locks_loads_without_the_module() {
 }
 
 #[test]
-fn an_append_only_file_that_was_rewritten_without_locks_loads_without_the_module() {
+fn append_only_file_rewritten_without_locks_loads_without_the_module() {
     for preamble in ["yes", "no"] {
         let server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
         assert_starts_without_the_module(server, Client::rewrite_append_only_file);
@@ -67,14 +68,14 @@ fn an_append_only_file_that_was_rewritten_without_locks_loads_without_the_module
 }
 
 #[test]
-fn a_snapshot_with_a_lock_does_not_load_without_the_module() {
+fn snapshot_with_a_lock_does_not_load_without_the_module() {
     for make in ["RLOCK.ACQUIRE job a PX 600000", "RSEMAPHORE.INIT job 3"] {
         let mut server = Server::start();
         let mut client = server.client();
         client.call(make);
         assert_eq!(client.call("SAVE"), "OK");
         server.kill();
-        let log = server.try_restart_without_module().expect_err("there is a lock");
+        let log = server.try_restart_without_module().expect_err("the snapshot has a lock");
         assert!(log.contains("RedisLock"), "{log}");
         fs::remove_file(server.folder().join("dump.rdb")).expect("a snapshot");
         server.restart();
@@ -82,7 +83,7 @@ fn a_snapshot_with_a_lock_does_not_load_without_the_module() {
 }
 
 #[test]
-fn a_replica_without_the_module_copies_a_server_without_locks() {
+fn replica_without_the_module_copies_a_server_without_locks() {
     let primary = Server::start();
     use_and_leave(&mut primary.client());
     let upstream = format!("replicaof 127.0.0.1 {}", primary.port());
@@ -92,7 +93,7 @@ fn a_replica_without_the_module_copies_a_server_without_locks() {
 }
 
 #[test]
-fn a_token_ahead_of_the_clock_stays_in_snapshots_and_goes_with_a_plain_append_only_file() {
+fn token_ahead_of_the_clock_stays_in_snapshots_but_not_in_plain_append_only_files() {
     let clock = WallClock::new();
     let mut server = Server::with_wall_clock(&clock, &["appendonly yes", "appendfsync always"]);
     let mut client = server.client();
@@ -113,7 +114,7 @@ fn a_token_ahead_of_the_clock_stays_in_snapshots_and_goes_with_a_plain_append_on
     server.assert_alive();
 }
 
-/// A server without the module on a copy of the append-only file of another one.
+/// A server without the module on a copy of another server's append-only file.
 fn copy_without_module(server: &Server) -> Result<Server, String> {
     let mut copy = Server::without_module(&["appendonly yes"]);
     copy.kill();
@@ -135,7 +136,7 @@ fn copy_without_module(server: &Server) -> Result<Server, String> {
 }
 
 #[test]
-fn settings_and_rules_that_name_the_module_do_not_outlive_it() {
+fn settings_and_acl_rules_of_the_module_prevent_a_start_without_it() {
     for line in ["rlock.max-waiters 10", "user worker on nopass ~* +rlock.acquire"] {
         let mut server = Server::with(&[line]);
         server.kill();
@@ -146,7 +147,7 @@ fn settings_and_rules_that_name_the_module_do_not_outlive_it() {
 }
 
 #[test]
-fn the_module_is_not_unloaded_with_locks_or_without() {
+fn module_cannot_be_unloaded_with_or_without_locks() {
     let server = Server::with(&["enable-module-command local"]);
     let mut client = server.client();
     use_and_leave(&mut client);
@@ -161,7 +162,7 @@ fn the_module_is_not_unloaded_with_locks_or_without() {
 }
 
 #[test]
-fn modules_are_loaded_by_command_only_where_the_configuration_says_so() {
+fn module_commands_need_enable_module_command() {
     let server = Server::start();
     for command in ["MODULE LOAD /nowhere.so", "MODULE UNLOAD rlock"] {
         let refusal = server.client().call(command);

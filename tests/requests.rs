@@ -1,4 +1,4 @@
-//! REQ: a request may be sent again after its answer was lost.
+//! REQ: a request can be repeated after its reply was lost.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ const SOON: Duration = Duration::from_secs(5);
 const HIGHEST_ID: i64 = i64::MAX;
 
 #[test]
-fn one_try_sent_twice_counts_one_hold() {
+fn repeated_acquire_counts_one_hold() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a REQ 1");
@@ -23,7 +23,7 @@ fn one_try_sent_twice_counts_one_hold() {
 }
 
 #[test]
-fn a_grant_after_a_wait_may_be_asked_for_again() {
+fn acquire_may_be_repeated_after_a_wait() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -31,12 +31,12 @@ fn a_grant_after_a_wait_may_be_asked_for_again() {
         client.call("LOCK.RELEASE job a");
         let token = waiter.reply().int();
         assert_eq!(client.acquire("job b REQ 5 BLOCK 0"), token);
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
     }
 }
 
 #[test]
-fn a_resent_release_is_answered_as_it_was_the_first_time() {
+fn repeated_release_returns_the_same_reply() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a REQ 1");
@@ -52,7 +52,7 @@ fn a_resent_release_is_answered_as_it_was_the_first_time() {
 }
 
 #[test]
-fn a_resent_last_release_is_notowner_and_hurts_no_later_holder() {
+fn repeated_last_release_gets_notowner_and_does_not_end_a_later_hold() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a REQ 1");
@@ -60,26 +60,26 @@ fn a_resent_last_release_is_notowner_and_hurts_no_later_holder() {
         client.call("LOCK.RELEASE job a REQ 2").expect_error("NOTOWNER");
         let token = client.acquire("job b");
         client.call("LOCK.RELEASE job a REQ 2").expect_error("NOTOWNER");
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
     }
 }
 
 #[test]
-fn a_late_copy_of_an_acquire_is_a_new_request_once_the_hold_has_ended() {
+fn acquire_repeated_after_the_hold_ended_is_a_new_request() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let first = client.acquire("job a REQ 5");
         client.call("LOCK.RELEASE job a REQ 6");
         let second = client.acquire("job a REQ 5");
         assert!(second > first);
-        // Nothing is remembered, so also a lower id starts anew.
+        // The ids ended with the hold, so a lower id is accepted, too.
         client.call("LOCK.FORCERELEASE job");
         assert!(client.acquire("job a REQ 1") > second);
     }
 }
 
 #[test]
-fn an_id_below_the_last_or_the_last_of_another_command_is_stale() {
+fn lower_id_or_id_of_another_command_is_stale() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a PX 20000 REQ 4");
@@ -87,9 +87,9 @@ fn an_id_below_the_last_or_the_last_of_another_command_is_stale() {
         let stale = |client: &mut Client, commands: &[&str]| {
             for command in commands {
                 client.call(*command).expect_error("STALE");
-                let holder = client.holder("job").expect("it is held");
+                let holder = client.holder("job").expect("a holder");
                 assert_eq!(holder.identity(), ("a", 2, token), "{command}");
-                assert!(holder.lease_ms <= 30_000, "{command} has renewed: {holder:?}");
+                assert!(holder.lease_ms <= 30_000, "{command} renewed the lease: {holder:?}");
             }
         };
         stale(
@@ -108,7 +108,7 @@ fn an_id_below_the_last_or_the_last_of_another_command_is_stale() {
 }
 
 #[test]
-fn ids_reach_from_1_to_the_largest_signed_number() {
+fn ids_range_from_1_to_the_largest_signed_number() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a REQ 1");
@@ -120,7 +120,7 @@ fn ids_reach_from_1_to_the_largest_signed_number() {
 }
 
 #[test]
-fn renew_leaves_the_id_alone() {
+fn renew_does_not_change_the_id() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         let token = client.acquire("job a REQ 1");
@@ -131,7 +131,7 @@ fn renew_leaves_the_id_alone() {
 }
 
 #[test]
-fn a_repeated_acquire_renews_the_lease_and_never_shortens_it() {
+fn repeated_acquire_renews_the_lease_and_never_shortens_it() {
     for server in Server::for_each(ALL) {
         let mut client = server.client();
         client.acquire("job a PX 20000 REQ 1");
@@ -143,18 +143,19 @@ fn a_repeated_acquire_renews_the_lease_and_never_shortens_it() {
 }
 
 #[test]
-fn a_repeated_acquire_is_always_propagated() {
+fn repeated_acquire_is_always_propagated() {
     for family in ALL {
         let server = Server::with_aof(&[]).speaking(*family);
         let mut client = server.client();
         client.acquire("job a PX 90000 REQ 1");
         client.call("LOCK.RENEW job a PX 60000");
         let before = propagated(&server).len();
-        // It gives the lease last given, which cannot move the deadline: nothing changes. A WAIT behind it has to prove
-        // something all the same.
+        // The repeated ACQUIRE sets the last lease again, which cannot move the deadline, so
+        // nothing changes. It is propagated even so, because a WAIT behind it has to prove
+        // something.
         client.acquire("job a PX 60000 REQ 1");
         assert_eq!(propagated(&server).len(), before + 1);
-        // Whereas a renewal that changes nothing is nothing.
+        // A RENEW that changes nothing is not propagated.
         client.call("LOCK.RENEW job a PX 60000");
         assert_eq!(propagated(&server).len(), before + 1);
     }
@@ -174,7 +175,7 @@ fn ids_are_per_owner_and_per_key() {
 }
 
 #[test]
-fn a_denied_try_does_not_use_its_id_up() {
+fn denied_attempt_does_not_use_up_its_id() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a");
@@ -186,7 +187,7 @@ fn a_denied_try_does_not_use_its_id_up() {
 }
 
 #[test]
-fn a_request_that_still_waits_is_taken_over_in_its_place() {
+fn repeated_waiting_request_takes_the_place_over() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -198,11 +199,11 @@ fn a_request_that_still_waits_is_taken_over_in_its_place() {
 
         client.call("LOCK.RELEASE job a");
         let token = new.reply().int();
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!(holder.identity(), ("b", 1, token));
         assert!(holder.lease_ms > 30_000, "the new lease counts: {holder:?}");
         assert_eq!(holder.session, 1, "the new session counts");
-        // The old connection serves again, and its end is nothing to the hold.
+        // The old connection can be used again, and the hold does not depend on it.
         assert_eq!(old.call("PING"), "PONG");
         assert_eq!(client.waiting_owners("job"), ["c"]);
         client.call("LOCK.RELEASE job b");
@@ -211,7 +212,7 @@ fn a_request_that_still_waits_is_taken_over_in_its_place() {
 }
 
 #[test]
-fn a_place_taken_over_has_the_new_time_to_wait() {
+fn repeated_waiting_request_has_the_new_timeout() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -223,7 +224,7 @@ fn a_place_taken_over_has_the_new_time_to_wait() {
 }
 
 #[test]
-fn a_place_taken_over_without_block_is_given_up() {
+fn repeated_request_without_block_gives_up_the_place() {
     for server in Server::for_each(&[MUTEX, WRITE, BINARY]) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -237,7 +238,7 @@ fn a_place_taken_over_without_block_is_given_up() {
 }
 
 #[test]
-fn a_higher_id_ends_a_lower_one_that_waits() {
+fn higher_id_ends_a_lower_one_that_waits() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -247,13 +248,13 @@ fn a_higher_id_ends_a_lower_one_that_waits() {
         assert_eq!(client.waiting_owners("job"), ["b"]);
         client.call("LOCK.RELEASE job a");
         let token = new.reply().int();
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
         client.call("LOCK.ACQUIRE job b REQ 1").expect_error("STALE");
     }
 }
 
 #[test]
-fn an_id_below_one_that_waits_is_stale() {
+fn id_below_a_waiting_one_is_stale() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -267,14 +268,14 @@ fn an_id_below_one_that_waits_is_stale() {
 }
 
 #[test]
-fn a_repeat_after_the_connection_was_lost_finds_the_session_again() {
+fn repeated_request_over_a_new_connection_rejoins_the_session() {
     for server in Server::for_each(ALL) {
         let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
         let token = one.acquire("job a PX 60000 SESSION 20000 REQ 1");
         drop(one);
         eventually(SOON, || client.holder("job").is_some_and(|holder| holder.session == 0));
         assert_eq!(two.acquire("job a PX 60000 SESSION 20000 REQ 1"), token);
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!((holder.identity(), holder.session), (("a", 1, token), 1));
         assert!(holder.lease_ms > 50_000, "{holder:?}");
     }

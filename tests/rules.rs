@@ -1,10 +1,11 @@
-//! Each numbered rule of the pages has tests and stories that show it: they name it, as `Rule C1` or `Rules C1, C2`.
+//! Each numbered rule of the command pages has a test or a transcript in core/testdata that names
+//! it, as `Rule C1` or `Rules C1, C2`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A letter and a number.
+/// A rule is a letter and a number.
 fn is_rule(word: &str) -> bool {
     let mut letters = word.chars();
     letters.next().is_some_and(|letter| letter.is_ascii_uppercase())
@@ -12,7 +13,7 @@ fn is_rule(word: &str) -> bool {
         && letters.all(|letter| letter.is_ascii_digit())
 }
 
-/// The rules that a page has, each in bold before its text.
+/// The rules of a page, each in bold before its text.
 fn rules_of_page(page: &str) -> Vec<String> {
     page.split("**").filter(|word| is_rule(word)).map(str::to_owned).collect()
 }
@@ -36,10 +37,10 @@ fn read(path: &Path) -> String {
 }
 
 #[test]
-fn each_numbered_rule_is_shown_by_a_test_or_a_story() {
+fn each_numbered_rule_has_a_test_or_a_transcript() {
     let rules: Vec<String> = files("docs/commands").iter().flat_map(|page| rules_of_page(&read(page))).collect();
     let once: BTreeSet<&str> = rules.iter().map(String::as_str).collect();
-    assert_eq!(once.len(), rules.len(), "a rule is numbered twice: {rules:?}");
+    assert_eq!(once.len(), rules.len(), "two rules have the same number: {rules:?}");
     assert!(rules.len() >= 20, "{rules:?}");
     let mut shown: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for path in [files("tests"), files("core/testdata")].concat() {
@@ -47,8 +48,8 @@ fn each_numbered_rule_is_shown_by_a_test_or_a_story() {
             shown.entry(rule.to_owned()).or_default().push(path.display().to_string());
         }
     }
-    let not_shown: Vec<_> = once.iter().filter(|rule| !shown.contains_key(**rule)).collect();
-    assert!(not_shown.is_empty(), "no test and no story names {not_shown:?}");
+    let untested: Vec<_> = once.iter().filter(|rule| !shown.contains_key(**rule)).collect();
+    assert!(untested.is_empty(), "no test and no transcript names {untested:?}");
     let unknown: Vec<_> = shown.iter().filter(|(rule, _)| !once.contains(rule.as_str())).collect();
-    assert!(unknown.is_empty(), "no page has {unknown:?}");
+    assert!(unknown.is_empty(), "not on any page: {unknown:?}");
 }

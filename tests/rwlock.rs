@@ -1,4 +1,4 @@
-//! Read-write locks: readers together, a writer alone, and the ways from one to the other.
+//! Read-write locks: shared readers, a single writer, upgrades and downgrades.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn write(client: &mut Client, owner_and_options: &str) -> i64 {
     acquire(client, "WRITE", owner_and_options).int()
 }
 
-/// Asks for `job`; the first of the words is the owner.
+/// Sends an ACQUIRE for `job`. The first word is the owner.
 #[track_caller]
 fn acquire(client: &mut Client, mode: &str, owner_and_options: &str) -> Reply {
     let (owner, options) = owner_and_options.split_once(' ').unwrap_or((owner_and_options, ""));
@@ -28,7 +28,7 @@ fn waiter(server: &Server, owner: &str, mode: &str) -> Client {
     server.waiter(format!("RRWLOCK.ACQUIRE job {owner} {mode} PX 60000 BLOCK 0"))
 }
 
-/// Who holds, as "owner mode count", sorted.
+/// The holders as "owner mode count", sorted.
 #[track_caller]
 fn holders(client: &mut Client) -> Vec<String> {
     let info = client.call("RLOCK.INFO job");
@@ -45,11 +45,11 @@ fn holders(client: &mut Client) -> Vec<String> {
 }
 
 #[test]
-fn readers_share_and_a_writer_is_alone() {
+fn readers_share_the_lock_and_a_writer_is_alone() {
     let server = Server::start();
     let mut client = server.client();
     let (a, b) = (read(&mut client, "a"), read(&mut client, "b"));
-    assert!(b > a, "each reader has a token of its own");
+    assert!(b > a, "each reader has its own token");
     assert_eq!(acquire(&mut client, "WRITE", "c"), Reply::Nil);
     client.call("RRWLOCK.RELEASE job a READ");
     client.call("RRWLOCK.RELEASE job b READ");
@@ -60,13 +60,13 @@ fn readers_share_and_a_writer_is_alone() {
 }
 
 #[test]
-fn twenty_waiting_readers_enter_together_when_the_writer_leaves() {
+fn twenty_waiting_readers_are_granted_together_after_the_writer() {
     let server = Server::start();
     let mut client = server.client();
     write(&mut client, "w PX 60000");
     let mut readers: Vec<_> = (0..20).map(|number| waiter(&server, &format!("r{number}"), "READ")).collect();
     let mut behind = waiter(&server, "next", "WRITE");
-    // The step that frees the lock has granted them all: nothing runs between these two commands.
+    // The step that frees the lock grants them all: no timer runs between these two commands.
     let step = ["RRWLOCK.RELEASE job w WRITE", "RLOCK.INFO job"].map(Command::from);
     let answers = client.call_in_one_step(&step);
     assert_eq!(answers[1].field("holders").array().len(), 20);
@@ -82,7 +82,7 @@ fn twenty_waiting_readers_enter_together_when_the_writer_leaves() {
 }
 
 #[test]
-fn a_waiting_writer_is_not_passed_by_later_readers() {
+fn later_readers_do_not_pass_a_waiting_writer() {
     let server = Server::start();
     let mut client = server.client();
     read(&mut client, "a PX 60000");
@@ -99,7 +99,7 @@ fn a_waiting_writer_is_not_passed_by_later_readers() {
 }
 
 #[test]
-fn a_reader_may_read_again_while_a_writer_waits() {
+fn reader_may_reenter_while_a_writer_waits() {
     let server = Server::start();
     let mut client = server.client();
     let token = read(&mut client, "a PX 60000");
@@ -113,7 +113,7 @@ fn a_reader_may_read_again_while_a_writer_waits() {
 }
 
 #[test]
-fn timed_a_readers_lease_ends_that_reader_only() {
+fn timed_expired_lease_of_a_reader_ends_only_that_reader() {
     for (first_ms, second_ms) in [(800, 300), (300, 800)] {
         let server = Server::start();
         let mut client = server.client();
@@ -129,7 +129,7 @@ fn timed_a_readers_lease_ends_that_reader_only() {
 }
 
 #[test]
-fn a_release_by_one_reader_never_changes_the_lease_of_another() {
+fn release_by_one_reader_does_not_change_the_lease_of_another() {
     let server = Server::start();
     let mut client = server.client();
     read(&mut client, "a PX 60000");
@@ -142,13 +142,13 @@ fn a_release_by_one_reader_never_changes_the_lease_of_another() {
 }
 
 #[test]
-fn a_writer_that_reads_lets_waiting_readers_in_when_it_stops_writing() {
+fn downgrading_writer_lets_waiting_readers_in() {
     let server = Server::start();
     let mut client = server.client();
     let written = write(&mut client, "w PX 60000");
     let mut reader = waiter(&server, "r", "READ");
     let mut writer = waiter(&server, "x", "WRITE");
-    // Past the queue, as the one who keeps it waiting.
+    // The holder passes the queue, because the queue waits for it.
     assert!(read(&mut client, "w PX 60000") > written);
     assert_eq!(holders(&mut client), ["w read 1", "w write 1"]);
     reader.assert_waits();
@@ -162,12 +162,12 @@ fn a_writer_that_reads_lets_waiting_readers_in_when_it_stops_writing() {
 }
 
 #[test]
-fn an_only_reader_may_write_at_once() {
+fn single_reader_is_upgraded_at_once() {
     let server = Server::start();
     let mut client = server.client();
     read(&mut client, "a PX 60000");
     let mut behind = waiter(&server, "w", "WRITE");
-    // Without BLOCK, and ahead of the writer that waits for this very reader.
+    // Without BLOCK, and ahead of the writer that waits for this reader.
     write(&mut client, "a PX 60000");
     assert_eq!(holders(&mut client), ["a read 1", "a write 1"]);
     client.call("RRWLOCK.RELEASE job a READ");
@@ -177,7 +177,7 @@ fn an_only_reader_may_write_at_once() {
 }
 
 #[test]
-fn a_reader_among_readers_waits_ahead_of_the_queue_to_write() {
+fn upgrade_among_readers_waits_ahead_of_the_queue() {
     let server = Server::start();
     let mut client = server.client();
     read(&mut client, "a PX 60000");
@@ -193,7 +193,7 @@ fn a_reader_among_readers_waits_ahead_of_the_queue_to_write() {
 }
 
 #[test]
-fn of_two_readers_that_want_to_write_one_waits_and_the_other_is_refused() {
+fn of_two_upgrades_one_waits_and_the_other_is_refused() {
     let server = Server::start();
     let mut client = server.client();
     read(&mut client, "a PX 60000");
@@ -207,7 +207,7 @@ fn of_two_readers_that_want_to_write_one_waits_and_the_other_is_refused() {
 }
 
 #[test]
-fn an_upgrade_keeps_its_place_when_its_read_lapses() {
+fn upgrade_keeps_its_place_when_its_read_lease_expires() {
     let server = Server::start();
     let mut client = server.client();
     read(&mut client, "b PX 60000");
@@ -237,8 +237,8 @@ fn each_mode_has_its_own_count_token_lease_session_and_request_id() {
     assert_eq!(holders(&mut client), ["a read 2", "a write 1"]);
     assert_eq!(client.call("RRWLOCK.HOLDS job a READ"), 2);
     assert_eq!(client.call("RRWLOCK.HOLDS job a WRITE"), 1);
-    assert!(client.call("RRWLOCK.PTTL job").int() > 50_000, "the longest of them");
-    // The connection over which READ was asked again is bound as well.
+    assert!(client.call("RRWLOCK.PTTL job").int() > 50_000, "the longest lease");
+    // The connection that repeated READ joined the session as well.
     drop(bound);
     client.call(format!("RRWLOCK.FORCERELEASE job TOKEN {reading}"));
     assert_eq!(holders(&mut client), ["a write 1"]);
@@ -248,7 +248,7 @@ fn each_mode_has_its_own_count_token_lease_session_and_request_id() {
 }
 
 #[test]
-fn the_connection_of_one_reader_ends_that_reader_only() {
+fn closing_the_connection_of_a_reader_ends_only_that_reader() {
     let server = Server::start();
     let (mut bound, mut client) = (server.client(), server.client());
     read(&mut bound, "a PX 60000 SESSION 0");
@@ -259,7 +259,7 @@ fn the_connection_of_one_reader_ends_that_reader_only() {
 }
 
 #[test]
-fn forcerelease_ends_every_hold_and_serves_the_queue_once() {
+fn forcerelease_ends_every_hold_and_grants_the_next_waiter_once() {
     let server = Server::start();
     let mut client = server.client();
     for owner in ["a", "b", "c"] {
@@ -272,20 +272,20 @@ fn forcerelease_ends_every_hold_and_serves_the_queue_once() {
 }
 
 #[test]
-fn a_reader_that_leaves_the_queue_lets_those_behind_a_writer_in() {
+fn leaving_writer_lets_readers_behind_it_in() {
     let server = Server::start();
     let mut client = server.client();
     read(&mut client, "a PX 60000");
     let writer = waiter(&server, "w", "WRITE");
     let mut behind = waiter(&server, "b", "READ");
-    // The writer that kept it waiting gives up.
+    // The writer that the reader waited for gives up.
     drop(writer);
     behind.reply().int();
     assert_eq!(holders(&mut client), ["a read 1", "b read 1"]);
 }
 
 #[test]
-fn the_mode_is_one_of_two_words() {
+fn mode_must_be_read_or_write() {
     let server = Server::start();
     let mut client = server.client();
     assert!(client.call("RRWLOCK.ACQUIRE job a read").int() > 0);
@@ -300,7 +300,7 @@ fn the_mode_is_one_of_two_words() {
 }
 
 #[test]
-fn readers_come_back_as_they_were() {
+fn readers_survive_a_restart_unchanged() {
     for preamble in ["yes", "no"] {
         let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
         let mut client = server.client();

@@ -1,4 +1,4 @@
-//! Semaphores: a number of permits, and those who want some of them.
+//! Semaphores: permits, and requests for several of them.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
@@ -38,7 +38,7 @@ fn available(client: &mut Client) -> i64 {
 }
 
 #[test]
-fn permits_are_taken_and_given_back() {
+fn permits_are_acquired_and_released() {
     let (_server, mut client) = with_permits(5);
     let token = take(&mut client, "a", 2).int();
     assert!(take(&mut client, "b", 3).int() > token);
@@ -46,15 +46,15 @@ fn permits_are_taken_and_given_back() {
     assert_eq!(available(&mut client), 0);
     assert_eq!(give(&mut client, "b", 1), 2);
     assert_eq!(client.call("RSEMAPHORE.HOLDS job b"), 2);
-    assert_eq!(take(&mut client, "a", 1), token, "it adds to the hold");
+    assert_eq!(take(&mut client, "a", 1), token, "the permits are added to the hold");
     assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), 3);
-    assert_eq!(client.call("RSEMAPHORE.RELEASE job a"), 2, "one, if no number is given");
+    assert_eq!(client.call("RSEMAPHORE.RELEASE job a"), 2, "the default is one permit");
     assert_eq!(give(&mut client, "a", 2), 0);
     assert_eq!(available(&mut client), 3);
 }
 
-/// Each client says what it has after it was granted and before it gives it back, so the sum is never above what the server
-/// has given.
+/// Each client adds its permits to the sum after its grant, and subtracts them before its release.
+/// So the sum never exceeds the permits granted by the server.
 #[test]
 fn permits_never_exceed_the_limit_under_1000_clients() {
     const CLIENTS: i64 = 1000;
@@ -70,7 +70,7 @@ fn permits_never_exceed_the_limit_under_1000_clients() {
                     for round in 0..3 {
                         let permits = 1 + (number + round) % 4;
                         client.send(format!("RSEMAPHORE.ACQUIRE job o{number} PERMITS {permits} BLOCK 0"));
-                        client.reply_within(Duration::from_secs(60)).expect("a permit in the end").int();
+                        client.reply_within(Duration::from_secs(60)).expect("a permit").int();
                         most.fetch_max(in_use.fetch_add(permits, Ordering::SeqCst) + permits, Ordering::SeqCst);
                         thread::yield_now();
                         in_use.fetch_sub(permits, Ordering::SeqCst);
@@ -91,7 +91,7 @@ fn permits_never_exceed_the_limit_under_1000_clients() {
         assert!(results.into_iter().all(|result| result.is_ok()));
     });
     let most = most.into_inner();
-    // More than any one of them has.
+    // More than a single client holds, which is at most four.
     assert!((5..=PERMITS).contains(&most), "{most} permits were in use at once");
     let mut client = server.client();
     assert_eq!(available(&mut client), PERMITS);
@@ -99,7 +99,7 @@ fn permits_never_exceed_the_limit_under_1000_clients() {
 }
 
 #[test]
-fn a_large_request_is_not_passed_by_small_ones() {
+fn small_requests_do_not_pass_a_large_one() {
     let (server, mut client) = with_permits(3);
     take(&mut client, "a", 1);
     let mut large = waiter(&server, "large", 3);
@@ -115,7 +115,7 @@ fn a_large_request_is_not_passed_by_small_ones() {
 }
 
 #[test]
-fn a_large_request_gets_in_among_many_small_ones() {
+fn large_request_is_served_among_many_small_ones() {
     let (server, mut client) = with_permits(8);
     let is_over = AtomicBool::new(false);
     let waits: Vec<Duration> = thread::scope(|scope| {
@@ -145,7 +145,7 @@ fn a_large_request_gets_in_among_many_small_ones() {
 }
 
 #[test]
-fn a_further_request_of_a_holder_waits_and_adds_to_its_hold() {
+fn further_request_of_a_holder_waits_and_adds_to_its_hold() {
     let (server, mut client) = with_permits(4);
     let token = take(&mut client, "a", 2).int();
     take(&mut client, "b", 2);
@@ -156,7 +156,7 @@ fn a_further_request_of_a_holder_waits_and_adds_to_its_hold() {
 }
 
 #[test]
-fn timed_the_permits_of_a_dead_owner_come_back_with_its_lease() {
+fn timed_permits_of_a_dead_owner_return_when_its_lease_expires() {
     let (server, mut client) = with_permits(3);
     let watch = Stopwatch::start();
     client.call("RSEMAPHORE.ACQUIRE job dead PERMITS 2 PX 300").int();
@@ -169,7 +169,7 @@ fn timed_the_permits_of_a_dead_owner_come_back_with_its_lease() {
 }
 
 #[test]
-fn the_permits_of_a_dead_owner_come_back_with_its_connection() {
+fn permits_of_a_dead_owner_return_when_its_connection_closes() {
     let (server, mut client) = with_permits(3);
     let mut bound = server.client();
     bound.call("RSEMAPHORE.ACQUIRE job dead PERMITS 2 PX 60000 SESSION 0").int();
@@ -181,7 +181,7 @@ fn the_permits_of_a_dead_owner_come_back_with_its_connection() {
 }
 
 #[test]
-fn a_smaller_size_takes_nothing_away_and_gives_nothing_until_enough_came_back() {
+fn smaller_size_ends_no_hold_and_grants_nothing_until_permits_return() {
     let (server, mut client) = with_permits(5);
     take(&mut client, "a", 5);
     let mut next = waiter(&server, "b", 2);
@@ -196,21 +196,21 @@ fn a_smaller_size_takes_nothing_away_and_gives_nothing_until_enough_came_back() 
 }
 
 #[test]
-fn a_larger_size_lets_those_in_who_wait() {
+fn larger_size_grants_waiters() {
     let (server, mut client) = with_permits(1);
     take(&mut client, "a", 1);
     let mut waiters = ["b", "c", "d"].map(|owner| waiter(&server, owner, 1));
-    assert_eq!(client.call("RSEMAPHORE.RESIZE job 3"), 0, "after those who waited were served");
+    assert_eq!(client.call("RSEMAPHORE.RESIZE job 3"), 0, "counted after the waiters are granted");
     waiters[0].reply().int();
     waiters[1].reply().int();
     waiters[2].assert_waits();
 }
 
 #[test]
-fn waiters_that_a_smaller_size_makes_impossible_are_told() {
+fn smaller_size_refuses_waiters_that_ask_for_too_many_permits() {
     let (server, mut client) = with_permits(4);
     take(&mut client, "a", 4);
-    // Wherever they stand, not only at the head.
+    // This applies anywhere in the queue, not only at its head.
     let mut small = waiter(&server, "small", 2);
     let mut large = waiter(&server, "large", 3);
     assert_eq!(client.call("RSEMAPHORE.RESIZE job 2"), -2);
@@ -221,7 +221,7 @@ fn waiters_that_a_smaller_size_makes_impossible_are_told() {
 }
 
 #[test]
-fn drain_takes_what_is_free_unless_somebody_waits() {
+fn drain_takes_all_free_permits_unless_a_request_waits() {
     let (server, mut client) = with_permits(5);
     take(&mut client, "a", 2);
     assert_eq!(client.call("RSEMAPHORE.DRAIN job b PX 20000"), 3);
@@ -229,7 +229,7 @@ fn drain_takes_what_is_free_unless_somebody_waits() {
     assert_eq!(client.call("RSEMAPHORE.DRAIN job c"), 0);
     assert_eq!(client.call("RSEMAPHORE.HOLDS job c"), 0);
     give(&mut client, "b", 1);
-    assert_eq!(client.call("RSEMAPHORE.DRAIN job b PX 60000"), 1, "it adds to a hold");
+    assert_eq!(client.call("RSEMAPHORE.DRAIN job b PX 60000"), 1, "DRAIN adds to a hold");
     assert!(client.call("RSEMAPHORE.PTTL job").int() > 50_000);
     give(&mut client, "b", 1);
     let _large = waiter(&server, "large", 5);
@@ -263,7 +263,7 @@ fn wrong_numbers_are_refused() {
         client.call(wrong).expect_error("ERR");
     }
     assert_eq!(client.call("EXISTS other"), 0);
-    // More than there are: now, and whatever is free.
+    // More permits than the semaphore has, both for an attempt and with BLOCK.
     for wrong in ["RSEMAPHORE.ACQUIRE job a PERMITS 3", "RSEMAPHORE.ACQUIRE job a PERMITS 4294967295 BLOCK 0"] {
         let line = client.call(wrong).expect_error("ERR").to_owned();
         assert!(line.contains("has 2 permits"), "{line}");
@@ -275,7 +275,7 @@ fn wrong_numbers_are_refused() {
 }
 
 #[test]
-fn the_largest_semaphore_has_4294967295_permits() {
+fn largest_semaphore_has_4294967295_permits() {
     let (_server, mut client) = with_permits(u32::MAX);
     take(&mut client, "a", u32::MAX).int();
     assert_eq!(take(&mut client, "a", 1), Reply::Nil);
@@ -285,7 +285,7 @@ fn the_largest_semaphore_has_4294967295_permits() {
 }
 
 #[test]
-fn a_semaphore_has_to_be_made_and_is_made_once() {
+fn semaphore_must_be_created_and_is_created_once() {
     let server = Server::start();
     let mut client = server.client();
     for writing in [
@@ -307,12 +307,12 @@ fn a_semaphore_has_to_be_made_and_is_made_once() {
 
     assert_eq!(client.call("RSEMAPHORE.INIT job 3"), 1);
     assert_eq!(client.call("RSEMAPHORE.INIT job 9"), 0);
-    assert_eq!(available(&mut client), 3, "INIT changes none that is there");
+    assert_eq!(available(&mut client), 3, "INIT does not change an existing semaphore");
     assert_eq!(client.call("RSEMAPHORE.FORCERELEASE job"), 0);
 }
 
 #[test]
-fn a_semaphore_stays_when_idle() {
+fn idle_semaphore_is_not_deleted() {
     let (_server, mut client) = with_permits(2);
     client.call("RSEMAPHORE.ACQUIRE job a PX 20").int();
     eventually(SOON, || client.info_number("rlock_held") == 0);
@@ -325,7 +325,7 @@ fn a_semaphore_stays_when_idle() {
 }
 
 #[test]
-fn who_waits_for_how_many_permits_can_be_seen() {
+fn waiters_shows_the_requested_permits() {
     let (server, mut client) = with_permits(5);
     take(&mut client, "a", 5);
     let _waiters = [waiter(&server, "b", 4), waiter(&server, "c", 1)];
@@ -340,7 +340,7 @@ fn who_waits_for_how_many_permits_can_be_seen() {
 }
 
 #[test]
-fn waiters_of_a_semaphore_that_is_gone_are_told() {
+fn waiters_of_a_removed_semaphore_get_nosemaphore() {
     for deletion in ["DEL job", "UNLINK job", "FLUSHALL", "RENAME job away", "MOVE job 1", "SWAPDB 0 1"] {
         let (server, mut client) = with_permits(1);
         take(&mut client, "a", 1);
@@ -353,7 +353,7 @@ fn waiters_of_a_semaphore_that_is_gone_are_told() {
 }
 
 #[test]
-fn a_repeated_request_for_permits_counts_once() {
+fn repeated_request_for_permits_counts_once() {
     let (server, mut client) = with_permits(5);
     let acquire = "RSEMAPHORE.ACQUIRE job a PERMITS 2 PX 60000 REQ 1 BLOCK 0";
     let token = client.call(acquire).int();
@@ -361,7 +361,7 @@ fn a_repeated_request_for_permits_counts_once() {
     assert_eq!(client.call("RSEMAPHORE.RELEASE job a PERMITS 1 REQ 2"), 1);
     assert_eq!(client.call("RSEMAPHORE.RELEASE job a PERMITS 1 REQ 2"), 1);
     assert_eq!(available(&mut client), 4);
-    // One that waits, by an owner that holds: the repeat takes its place over.
+    // A waiting request of an owner that holds permits: the repeated request takes its place.
     take(&mut client, "b", 4);
     let further = "RSEMAPHORE.ACQUIRE job a PERMITS 3 PX 60000 REQ 3 BLOCK 0";
     let mut first = server.blocked_waiter(further);
@@ -389,7 +389,7 @@ fn forcerelease_ends_every_hold_or_the_one_with_a_token() {
 }
 
 #[test]
-fn without_memory_no_semaphore_is_made_and_permits_can_be_given_back() {
+fn without_memory_init_is_refused_and_permits_can_be_released() {
     let (server, mut client) = with_permits(2);
     take(&mut client, "a", 2);
     let mut next = waiter(&server, "b", 1);
@@ -404,7 +404,7 @@ fn without_memory_no_semaphore_is_made_and_permits_can_be_given_back() {
 }
 
 #[test]
-fn size_and_holds_come_back_after_a_restart_and_are_the_same_on_a_replica() {
+fn size_and_holds_survive_restart_and_replication() {
     for preamble in ["yes", "no"] {
         let mut server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
         let replica = Server::replica_of(&server, &[]);
@@ -414,7 +414,7 @@ fn size_and_holds_come_back_after_a_restart_and_are_the_same_on_a_replica() {
         for owner in ["a", "b", "c"] {
             take(&mut client, owner, 1);
         }
-        // More in use than there are.
+        // More permits in use than the semaphore has.
         assert_eq!(client.call("RSEMAPHORE.RESIZE job 2"), -1);
         assert_eq!(client.call("COPY job copy"), 1);
         let payload = client.call("DUMP job");
@@ -442,7 +442,7 @@ fn size_and_holds_come_back_after_a_restart_and_are_the_same_on_a_replica() {
 }
 
 #[test]
-fn what_is_restored_over_a_semaphore_may_be_too_small_for_those_who_wait() {
+fn restored_smaller_semaphore_refuses_waiters_that_no_longer_fit() {
     let (server, mut client) = with_permits(4);
     client.call("RSEMAPHORE.INIT small 1");
     let payload = client.call("DUMP small");

@@ -1,4 +1,4 @@
-//! SESSION: the end of a connection is felt by the locks that are bound to it.
+//! SESSION: the end of a connection ends the holds that are bound to it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::support::{
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Closes a connection and waits until the server has seen it.
+/// Closes a connection and waits until the server has noticed.
 #[track_caller]
 fn close(server: &Server, client: Client) {
     let id = client.id();
@@ -17,7 +17,7 @@ fn close(server: &Server, client: Client) {
 }
 
 #[test]
-fn timed_a_crash_does_not_hold_the_lock_for_the_rest_of_its_lease() {
+fn timed_crash_of_the_holder_frees_the_lock_before_its_lease_expires() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut holder = server.client();
         holder.acquire("job a PX 60000 SESSION 0");
@@ -30,12 +30,12 @@ fn timed_a_crash_does_not_hold_the_lock_for_the_rest_of_its_lease() {
 }
 
 #[test]
-fn timed_the_grace_of_a_session_counts_from_the_end_of_the_connection() {
+fn timed_session_grace_counts_from_the_end_of_the_connection() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut holder = server.client();
         holder.acquire("job a PX 60000 SESSION 500");
         let mut next = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
-        // Time itself: what passes while the connection lives must not count.
+        // Time while the connection is open must not count.
         assert!(next.reply_within(Duration::from_millis(700)).is_err());
         let watch = Stopwatch::start();
         drop(holder);
@@ -45,7 +45,7 @@ fn timed_the_grace_of_a_session_counts_from_the_end_of_the_connection() {
 }
 
 #[test]
-fn a_killed_connection_counts_as_closed() {
+fn killed_connection_ends_the_session() {
     for server in Server::for_each(ALL) {
         let (mut holder, mut client) = (server.client(), server.client());
         holder.acquire("job a PX 60000 SESSION 0");
@@ -55,7 +55,7 @@ fn a_killed_connection_counts_as_closed() {
 }
 
 #[test]
-fn one_connection_ends_all_holds_that_are_bound_to_it_and_no_other() {
+fn closed_connection_ends_all_its_holds_and_no_others() {
     for server in Server::for_each(TRANSIENT) {
         let (mut holder, mut client) = (server.client(), server.client());
         for number in 0..100 {
@@ -69,12 +69,12 @@ fn one_connection_ends_all_holds_that_are_bound_to_it_and_no_other() {
 }
 
 #[test]
-fn a_hold_released_before_its_connection_closes_is_forgotten() {
+fn closed_connection_does_not_end_a_later_hold_of_the_same_owner() {
     for server in Server::for_each(TRANSIENT) {
         let (mut holder, mut client) = (server.client(), server.client());
         holder.acquire("job a PX 60000 SESSION 0");
         holder.call("LOCK.RELEASE job a");
-        // The same owner again, over another connection and without SESSION: another hold.
+        // A new hold of the same owner, over another connection and without SESSION.
         client.acquire("job a PX 60000");
         close(&server, holder);
         client.acquire("marker b PX 50");
@@ -84,7 +84,7 @@ fn a_hold_released_before_its_connection_closes_is_forgotten() {
 }
 
 #[test]
-fn a_session_lives_as_long_as_one_of_its_connections() {
+fn session_lasts_until_its_last_connection_closes() {
     for server in Server::for_each(TRANSIENT) {
         let mut client = server.client();
         for bind in ["LOCK.RENEW job a", "LOCK.ACQUIRE job a", "LOCK.ACQUIRE job a REQ 7"] {
@@ -94,7 +94,7 @@ fn a_session_lives_as_long_as_one_of_its_connections() {
                 assert!(two.call(bind).int() > 0);
                 let (first, last) = if first_closes_first { (one, two) } else { (two, one) };
                 close(&server, first);
-                // The lapse of this later deadline shows that the timer has run since.
+                // The expiry of this later lease shows that the timer has run.
                 client.acquire("marker b PX 20");
                 eventually(SOON, || client.call("EXISTS marker") == 0);
                 let holder = client.holder("job").unwrap_or_else(|| panic!("{bind} did not bind"));
@@ -108,13 +108,13 @@ fn a_session_lives_as_long_as_one_of_its_connections() {
 }
 
 #[test]
-fn renew_and_reentry_bind_no_hold_that_has_no_session() {
+fn renew_and_reentry_do_not_bind_a_hold_without_session() {
     for server in Server::for_each(TRANSIENT) {
         let (mut one, mut two) = (server.client(), server.client());
         one.acquire("job a PX 60000");
         two.call("LOCK.RENEW job a");
         two.acquire("job a");
-        assert_eq!(one.holder("job").expect("it is held").session, 0);
+        assert_eq!(one.holder("job").expect("a holder").session, 0);
         close(&server, two);
         one.acquire("marker b PX 20");
         eventually(SOON, || one.call("EXISTS marker") == 0);
@@ -123,7 +123,7 @@ fn renew_and_reentry_bind_no_hold_that_has_no_session() {
 }
 
 #[test]
-fn timed_a_renewal_over_a_new_connection_rebinds_within_the_grace() {
+fn timed_renewal_over_a_new_connection_rejoins_the_session_within_the_grace() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
         one.acquire("job a PX 60000 SESSION 1500");
@@ -133,17 +133,17 @@ fn timed_a_renewal_over_a_new_connection_rebinds_within_the_grace() {
         assert!((1..=1500).contains(&left), "the grace runs: {left}");
         let renewed = two.call("LOCK.RENEW job a PX 60000").int();
         assert!(renewed > 55_000, "{renewed}");
-        assert_eq!(client.holder("job").expect("it is held").session, 1);
+        assert_eq!(client.holder("job").expect("a holder").session, 1);
 
         let watch = Stopwatch::start();
         drop(two);
         client.acquire("job b BLOCK 0");
-        watch.assert_took_ms(1499..2100, "the grace of a session that was bound anew");
+        watch.assert_took_ms(1499..2100, "the grace of a rejoined session");
     }
 }
 
 #[test]
-fn a_lapsed_session_cannot_be_resumed() {
+fn ended_session_cannot_be_resumed() {
     for server in Server::for_each(ALL) {
         let (mut one, mut two) = (server.client(), server.client());
         one.acquire("job a PX 60000 SESSION 0");
@@ -154,24 +154,24 @@ fn a_lapsed_session_cannot_be_resumed() {
 }
 
 #[test]
-fn timed_the_end_of_a_connection_only_ever_brings_the_deadline_nearer() {
+fn timed_closed_connection_never_extends_the_lease() {
     for server in Server::for_each(EXCLUSIVE) {
         let (mut one, mut client) = (server.client(), server.client());
         let watch = Stopwatch::start();
         one.acquire("job a PX 400 SESSION 60000");
         close(&server, one);
         client.acquire("job b BLOCK 0");
-        watch.assert_took_ms(399..1000, "a lease that ends before the grace");
+        watch.assert_took_ms(399..1000, "a lease that expires before the grace ends");
     }
 }
 
 #[test]
-fn the_last_acquire_that_names_session_sets_its_milliseconds() {
+fn last_acquire_with_session_sets_the_grace() {
     for server in Server::for_each(ALL) {
         let (mut one, mut client) = (server.client(), server.client());
         one.acquire("job a PX 60000 SESSION 60000");
         one.acquire("job a PX 60000 SESSION 0");
-        // This one names none, and changes nothing.
+        // Without SESSION nothing changes.
         one.acquire("job a PX 60000");
         close(&server, one);
         eventually(SOON, || client.is_free("job"));
@@ -185,14 +185,14 @@ fn the_last_acquire_that_names_session_sets_its_milliseconds() {
 }
 
 #[test]
-fn a_waiter_takes_its_session_along_into_the_grant() {
+fn grant_after_a_wait_has_the_session_of_the_request() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         let mut next = server.waiter("LOCK.ACQUIRE job b PX 60000 SESSION 0 BLOCK 0");
         client.call("LOCK.RELEASE job a");
         let token = next.reply().int();
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!((holder.identity(), holder.session), (("b", 1, token), 1));
         drop(next);
         eventually(SOON, || client.is_free("job"));
@@ -200,11 +200,11 @@ fn a_waiter_takes_its_session_along_into_the_grant() {
 }
 
 #[test]
-fn session_in_a_script_is_an_error_and_in_a_transaction_is_not() {
+fn session_is_refused_in_a_script_but_not_in_a_transaction() {
     for server in Server::for_each(ALL) {
         let (mut one, mut client) = (server.client(), server.client());
         one.eval("LOCK.ACQUIRE job a SESSION 0").expect_error("ERR");
-        // A script within a transaction is one all the same.
+        // A script inside a transaction is still a script.
         one.call("MULTI");
         assert_eq!(one.eval("LOCK.ACQUIRE job a SESSION 0"), "QUEUED");
         one.call("EXEC").array()[0].expect_error("ERR");
@@ -216,27 +216,27 @@ fn session_in_a_script_is_an_error_and_in_a_transaction_is_not() {
 }
 
 #[test]
-fn a_script_leaves_the_binding_alone() {
+fn commands_in_a_script_do_not_join_the_session() {
     for server in Server::for_each(ALL) {
         let (mut one, mut two, mut client) = (server.client(), server.client(), server.client());
         one.acquire("job a PX 60000 SESSION 0");
         assert!(two.eval("LOCK.RENEW job a").int() > 0);
-        let token = client.holder("job").expect("it is held").token;
+        let token = client.holder("job").expect("a holder").token;
         assert_eq!(two.eval("LOCK.ACQUIRE job a"), token);
-        // Only the first connection is bound, so its end is the end.
+        // Only the first connection is bound, so its end ends the session.
         close(&server, one);
         eventually(SOON, || client.is_free("job"));
     }
 }
 
 #[test]
-fn another_module_leaves_the_binding_alone() {
+fn commands_of_another_module_do_not_join_the_session() {
     for family in ALL {
         let loads_another = format!("loadmodule {}", calling_module().display());
         let server = Server::with(&[&loads_another]).speaking(*family);
         let (mut one, mut client) = (server.client(), server.client());
         let token = one.acquire("job a PX 60000 SESSION 0");
-        // Redis 7.0 makes no calls that may be blocked.
+        // Redis 7.0 has no module calls that may block.
         let may_wait = client.call("CALLER.WAIT PING") == "PONG";
         let calls = ["CALLER.CALL", "CALLER.USER", "CALLER.WAIT", "CALLER.BOTH"];
         for call in &calls[..if may_wait { 4 } else { 2 }] {
@@ -249,7 +249,7 @@ fn another_module_leaves_the_binding_alone() {
 }
 
 #[test]
-fn a_lock_that_leaves_its_name_counts_as_closed() {
+fn moving_a_lock_ends_its_session() {
     for server in Server::for_each(TRANSIENT) {
         let mut client = server.client();
         client.call("SELECT 0");
@@ -270,21 +270,21 @@ fn a_lock_that_leaves_its_name_counts_as_closed() {
 }
 
 #[test]
-fn a_copy_has_no_connection_and_the_original_keeps_its_own() {
+fn copy_has_no_session_and_the_original_keeps_its_own() {
     for server in Server::for_each(TRANSIENT) {
         let (mut holder, mut client) = (server.client(), server.client());
         holder.acquire("job a PX 60000 SESSION 300");
         assert_eq!(client.call("COPY job copy"), 1);
         eventually(SOON, || client.call("EXISTS copy") == 0);
-        let original = client.holder("job").expect("it is held");
+        let original = client.holder("job").expect("a holder");
         assert_eq!(original.session, 1);
         assert!(original.lease_ms > 50_000, "{original:?}");
     }
 }
 
-/// Binds a hold of each kind, has them saved somehow, and restarts the server.
+/// Binds a hold of each kind to a connection, saves them with `save`, and restarts the server.
 #[track_caller]
-fn assert_a_restart_counts_as_closed(mut server: Server, save: fn(&mut Client)) {
+fn assert_restart_ends_sessions(mut server: Server, save: fn(&mut Client)) {
     let mut holder = server.client();
     for family in ALL {
         holder.speak(*family);
@@ -300,7 +300,7 @@ fn assert_a_restart_counts_as_closed(mut server: Server, save: fn(&mut Client)) 
     for family in ALL {
         let left = client.call(format!("RLOCK.PTTL {}", family.key("job"))).int();
         assert!((1..=2000).contains(&left), "{family:?}: {left}");
-        assert_eq!(client.holder(&family.key("job")).expect("it is held").session, 0);
+        assert_eq!(client.holder(&family.key("job")).expect("a holder").session, 0);
     }
     for family in ALL {
         client.speak(*family);
@@ -310,32 +310,32 @@ fn assert_a_restart_counts_as_closed(mut server: Server, save: fn(&mut Client)) 
 }
 
 #[test]
-fn a_restart_from_a_snapshot_counts_as_closed() {
+fn restart_from_a_snapshot_ends_sessions() {
     let save = |client: &mut Client| assert_eq!(client.call("SAVE"), "OK");
-    assert_a_restart_counts_as_closed(Server::start(), save);
+    assert_restart_ends_sessions(Server::start(), save);
 }
 
 #[test]
-fn a_restart_from_an_append_only_file_counts_as_closed() {
-    assert_a_restart_counts_as_closed(Server::with_aof(&[]), |_| {});
+fn restart_from_an_append_only_file_ends_sessions() {
+    assert_restart_ends_sessions(Server::with_aof(&[]), |_| {});
 }
 
 #[test]
-fn a_restart_from_a_rewritten_append_only_file_counts_as_closed() {
+fn restart_from_a_rewritten_append_only_file_ends_sessions() {
     for preamble in ["yes", "no"] {
         let server = Server::with_aof(&[&format!("aof-use-rdb-preamble {preamble}")]);
-        assert_a_restart_counts_as_closed(server, Client::rewrite_append_only_file);
+        assert_restart_ends_sessions(server, Client::rewrite_append_only_file);
     }
 }
 
 #[test]
-fn a_promotion_counts_as_closed() {
+fn promotion_ends_sessions() {
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
     let (mut holder, mut promoted) = (primary.client(), replica.client());
     holder.acquire("job a PX 60000 SESSION 2000");
     replica.catch_up_with(&primary);
-    assert!(promoted.call("RLOCK.PTTL job").int() > 50_000, "a replica decides nothing");
+    assert!(promoted.call("RLOCK.PTTL job").int() > 50_000, "a replica ends no session");
     promoted.call("REPLICAOF NO ONE");
     eventually(SOON, || promoted.call("RLOCK.PTTL job").int() <= 2000);
     eventually(SOON, || promoted.call("EXISTS job") == 0);
@@ -343,7 +343,7 @@ fn a_promotion_counts_as_closed() {
 }
 
 #[test]
-fn a_wait_that_ends_in_nil_binds_nothing() {
+fn wait_that_times_out_binds_nothing() {
     for server in Server::for_each(REENTRANT) {
         let (mut waiter, mut client) = (server.client(), server.client());
         client.acquire("job a PX 60000");
@@ -357,14 +357,15 @@ fn a_wait_that_ends_in_nil_binds_nothing() {
     }
 }
 
-/// Redis 8.6 crashes when a module asks a key that became vacant for its expiry.
+/// Redis 8.6 crashes when a module asks for the expiry of a key that has just been deleted.
 #[test]
-fn a_lock_that_is_granted_and_forced_in_one_step_leaves_nothing() {
+fn lock_granted_and_forced_in_one_step_leaves_nothing() {
     let server = Server::start();
     let (mut client, mut holder) = (server.client(), server.client());
     let last = holder.acquire("job a PX 60000 SESSION 0");
     let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0");
-    // The command finds that the holder has gone, grants, and takes away what it granted.
+    // FORCERELEASE finds that the holder's connection is gone, grants the waiter, and ends that
+    // hold, too.
     let step = [format!("CLIENT KILL ID {}", holder.id()), "RLOCK.FORCERELEASE job".to_owned()].map(Command::from);
     assert_eq!(client.call_in_one_step(&step), [Reply::Int(1), Reply::Int(1)]);
     assert!(waiter.reply().int() > last);

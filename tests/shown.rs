@@ -1,4 +1,4 @@
-//! What INFO, WAITERS and PTTL show of holders and waiters.
+//! Holders and waiters in INFO, WAITERS and PTTL.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// Rule I1.
 #[test]
-fn info_shows_since_when_a_holder_holds_and_from_which_connections() {
+fn info_shows_the_age_of_a_hold_and_its_connections() {
     for server in Server::for_each(EXCLUSIVE) {
         let [mut one, mut two] = [server.client(), server.client()];
         one.acquire("job a PX 60000");
@@ -39,7 +39,7 @@ fn info_shows_since_when_a_holder_holds_and_from_which_connections() {
 
 /// Rule I2.
 #[test]
-fn waiters_show_the_connection_that_waits() {
+fn waiters_shows_the_waiting_connection() {
     for server in Server::for_each(EXCLUSIVE) {
         let [mut client, mut waiter] = [server.client(), server.client()];
         client.acquire("job a PX 60000");
@@ -51,7 +51,7 @@ fn waiters_show_the_connection_that_waits() {
 }
 
 #[test]
-fn a_place_without_a_connection_has_no_client() {
+fn place_without_a_connection_shows_client_0() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RFAIRLOCK.ACQUIRE job a PX 60000").int();
@@ -61,7 +61,7 @@ fn a_place_without_a_connection_has_no_client() {
 
 /// Rule I2.
 #[test]
-fn waiters_without_count_shows_a_thousand_at_most() {
+fn waiters_without_count_shows_at_most_1000() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");
@@ -74,8 +74,9 @@ fn waiters_without_count_shows_a_thousand_at_most() {
     assert_eq!(client.call("RLOCK.WAITERS job COUNT 1100").array().len(), 1100);
 }
 
-/// The waiter is served after the transaction.
 /// Rule I1.
+///
+/// The waiter is granted only after the transaction.
 #[test]
 fn info_of_a_free_key_with_waiters_has_no_holders() {
     for server in Server::for_each(&[MUTEX, FAIR, WRITE]) {
@@ -100,7 +101,7 @@ fn info_of_a_free_key_with_waiters_has_no_holders() {
 
 /// Rule T1.
 #[test]
-fn pttl_with_a_token_is_that_of_the_hold_with_that_token() {
+fn pttl_with_token_shows_only_that_hold() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let token = client.acquire("job a PX 60000");
@@ -117,7 +118,7 @@ fn pttl_with_a_token_is_that_of_the_hold_with_that_token() {
 
 /// Rule T1.
 #[test]
-fn pttl_with_a_token_tells_readers_and_owners_of_permits_apart() {
+fn pttl_with_token_distinguishes_readers_and_permit_owners() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT permits 5");

@@ -1,5 +1,6 @@
-//! Everything at once: many clients do whatever commands there are to a few locks. Nobody can say who should hold what, but all
-//! copies of the keyspace agree at every pause, and nothing is left behind at the end.
+//! Everything at once: many clients run all kinds of commands on a few locks. The test cannot
+//! predict the holders, but at every pause all copies of the keyspace agree, and at the end nothing
+//! is left.
 
 use std::io::ErrorKind;
 use std::thread;
@@ -15,17 +16,17 @@ use crate::support::{
 
 const CLIENTS: u64 = 16;
 const ROUND: Duration = Duration::from_millis(400);
-/// The storm lasts until there were so many grants: on a busy machine that takes more rounds.
+/// Minimum number of grants. A busy machine needs more rounds to reach it.
 const MANY: usize = 1000;
 
-/// Errors of the server's own that are no wonder in this weather.
+/// Errors of the server itself that random commands may cause.
 const SERVER_ERRORS: [&str; 3] = ["ERR no such key", "ERR source and", "ERR No such client"];
 
 const KEYS: usize = 5;
 
 fn random_command(random: &mut StdRng) -> String {
     let (key, other_key) = (any_key(random, KEYS), any_key(random, KEYS));
-    // Every lease is short, so that nothing outlasts the storm.
+    // Every lease is short, so that no hold outlasts the test.
     let short = |random: &mut StdRng| random.random_range(1..30);
     match random.random_range(0..100) {
         0..80 => {
@@ -47,25 +48,25 @@ fn random_command(random: &mut StdRng) -> String {
     }
 }
 
-/// A connection. Others kill at random, also one that is just being made.
+/// Connects. Other clients kill connections at random, so an attempt may fail.
 fn connect(server: &Server) -> Client {
     let attempts = (0..100).find_map(|_| server.try_client().ok());
-    attempts.expect("the server takes connections")
+    attempts.expect("the server accepts connections")
 }
 
-/// What one client does until the round is over. Says how many of its commands took a lock.
-fn blow(server: &Server, mut random: StdRng) -> usize {
+/// Runs one client until the round is over. Returns how many of its commands acquired a lock.
+fn run_client(server: &Server, mut random: StdRng) -> usize {
     let mut client = connect(server);
     let mut granted = 0;
     let end = Instant::now() + ROUND;
     while Instant::now() < end {
         if random.random_ratio(1, 30) {
-            // Sometimes in the middle of a wait.
+            // The old connection may close during a wait.
             let _ = client.try_send(&[random_command(&mut random).into()]);
             client = connect(server);
         }
         let line = match random.random_ratio(1, 50) {
-            // The first clients have no nine before them, and ids begin at 1.
+            // Client ids begin at 1, so the first clients cannot subtract 9.
             true => format!("CLIENT KILL ID {}", (client.id() - random.random_range(1..10)).max(1)),
             false => random_command(&mut random),
         };
@@ -81,8 +82,8 @@ fn blow(server: &Server, mut random: StdRng) -> usize {
             }
             Ok(Reply::Int(_)) if line.contains("LOCK.ACQUIRE") => granted += 1,
             Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::TimedOut => panic!("{line} is not answered"),
-            // Another client has killed this one.
+            Err(error) if error.kind() == ErrorKind::TimedOut => panic!("no reply to {line}"),
+            // Another client has killed this connection.
             Err(_) => client = connect(server),
         }
     }
@@ -94,7 +95,7 @@ fn digest(client: &mut Client) -> String {
     client.call("DEBUG DIGEST").text()
 }
 
-/// They stay when nobody holds a permit, because somebody has made them.
+/// The server keeps idle semaphores, because clients create them explicitly.
 fn remove_idle_semaphores(client: &mut Client) {
     for number in 0..KEYS {
         let info = client.call(format!("RLOCK.INFO lock-{number}"));
@@ -106,7 +107,7 @@ fn remove_idle_semaphores(client: &mut Client) {
 }
 
 #[test]
-fn a_storm_leaves_all_copies_alike_and_nothing_behind() {
+fn storm_leaves_all_copies_equal_and_nothing_behind() {
     if move_changes_the_database() {
         skipped_here("MOVE changes the database of the connection");
     }
@@ -115,19 +116,19 @@ fn a_storm_leaves_all_copies_alike_and_nothing_behind() {
     let replica = Server::replica_of(&primary, &[]);
     let (mut granted, mut round) = (0, 0);
     while round < at_length(6, 100) || granted <= MANY {
-        assert!(round < at_length(100, 1000), "{granted} grants in {round} rounds are no storm");
+        assert!(round < at_length(100, 1000), "only {granted} grants in {round} rounds");
         thread::scope(|scope| {
             let clients: Vec<_> = (0..CLIENTS)
                 .map(|client| {
                     let random = StdRng::seed_from_u64(seed ^ (round * CLIENTS + client));
                     let primary = &primary;
-                    scope.spawn(move || blow(primary, random))
+                    scope.spawn(move || run_client(primary, random))
                 })
                 .collect();
             granted += clients.into_iter().map(|client| client.join().expect("no panic")).sum::<usize>();
         });
         let (mut on_primary, mut on_replica) = (primary.client(), replica.client());
-        // Nothing changes during the pause, neither by itself.
+        // During the pause nothing changes, not even by the timer.
         on_primary.call("CLIENT PAUSE 60000 WRITE");
         replica.catch_up_with(&primary);
         let original = digest(&mut on_primary);

@@ -1,4 +1,4 @@
-//! An owner waits for a key with one request at most: a newer one ends the older one.
+//! An owner waits for a key with at most one request: a newer request ends the older one.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ const SOON: Duration = Duration::from_secs(5);
 
 /// Rules W1, W2.
 #[test]
-fn a_blind_retry_of_a_request_that_waits_takes_its_place_and_counts_once() {
+fn retry_without_id_takes_the_place_and_counts_once() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -21,7 +21,7 @@ fn a_blind_retry_of_a_request_that_waits_takes_its_place_and_counts_once() {
 
         client.call("LOCK.RELEASE job a");
         let token = retry.reply().int();
-        let holder = client.holder("job").expect("it is held");
+        let holder = client.holder("job").expect("a holder");
         assert_eq!(holder.identity(), ("b", 1, token));
         assert!(holder.lease_ms > 30_000, "the lease of the retry counts: {holder:?}");
         assert_eq!(first.call("PING"), "PONG");
@@ -32,7 +32,7 @@ fn a_blind_retry_of_a_request_that_waits_takes_its_place_and_counts_once() {
 
 /// Rule W2.
 #[test]
-fn a_request_for_something_else_goes_to_the_end() {
+fn request_with_another_mode_goes_to_the_tail() {
     let server = Server::start();
     let mut client = server.client();
     client.call("RRWLOCK.ACQUIRE job a WRITE PX 60000").int();
@@ -49,7 +49,7 @@ fn a_request_for_something_else_goes_to_the_end() {
 
 /// Rule W1.
 #[test]
-fn requests_for_one_key_and_for_many_end_each_other() {
+fn acquire_and_macquire_supersede_each_other() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("{s}x a PX 60000");
@@ -67,7 +67,7 @@ fn requests_for_one_key_and_for_many_end_each_other() {
 
 /// Rule W3.
 #[test]
-fn a_request_that_is_refused_leaves_the_earlier_one_waiting() {
+fn refused_request_does_not_end_the_waiting_one() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("{s}x a PX 60000");
@@ -83,7 +83,7 @@ fn a_request_that_is_refused_leaves_the_earlier_one_waiting() {
 
 /// Rule W4.
 #[test]
-fn an_attempt_leaves_the_request_that_waits_alone() {
+fn attempt_does_not_end_the_waiting_request() {
     for server in Server::for_each(REENTRANT) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -97,7 +97,7 @@ fn an_attempt_leaves_the_request_that_waits_alone() {
 
 /// Rule W2.
 #[test]
-fn a_retry_needs_no_room_among_the_waiters() {
+fn retry_does_not_count_against_max_waiters() {
     for server in Server::for_each(&[MUTEX]) {
         let mut client = server.client();
         client.call("CONFIG SET rlock.max-waiters 1");
@@ -111,7 +111,7 @@ fn a_retry_needs_no_room_among_the_waiters() {
     }
 }
 
-/// The commands that a client library sends again by itself.
+/// Retries that a client library sends by itself.
 #[test]
 fn fifty_retries_wait_once() {
     if waits_by_notify() {
@@ -121,7 +121,7 @@ fn fifty_retries_wait_once() {
     let mut client = server.client();
     client.acquire("job a PX 60000");
     let mut waiters: Vec<_> = (0..50).map(|_| server.blocked_waiter("RLOCK.ACQUIRE job b BLOCK 0")).collect();
-    let mut last = waiters.pop().expect("there are fifty");
+    let mut last = waiters.pop().expect("50 waiters");
     for mut superseded in waiters {
         superseded.reply().expect_error("SUPERSEDED");
     }

@@ -1,4 +1,5 @@
-//! A server changes its role: as a replica it decides nothing, and from the moment of its promotion everything that is due.
+//! Role changes: a replica decides nothing, and from its promotion on it does everything that is
+//! due.
 
 use std::time::Duration;
 
@@ -6,9 +7,10 @@ use crate::support::{Command, Reply, Server, eventually, propagated};
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Role changes of a replica whose data came from its own files: no synchronisation tells the module of it.
+/// A replica whose data came from its own files: no synchronisation event tells the module about
+/// them.
 #[test]
-fn a_replica_that_was_restarted_without_its_primary_takes_over_from_its_own_files() {
+fn restarted_replica_takes_over_from_its_own_files() {
     let aof = ["appendonly yes", "appendfsync always", "rlock.fair-grace-ms 60000"];
     for lines in [&aof[..], &["rlock.fair-grace-ms 60000"]] {
         let primary = Server::start();
@@ -24,7 +26,7 @@ fn a_replica_that_was_restarted_without_its_primary_takes_over_from_its_own_file
         if lines.len() == 1 {
             assert_eq!(replica.client().call("SAVE"), "OK");
         }
-        // After a synchronisation the file is written anew.
+        // After a synchronisation the server rewrites the file.
         eventually(SOON, || replica.client().info("aof_rewrite_in_progress") == "0");
         drop(connected);
         drop(primary);
@@ -32,22 +34,22 @@ fn a_replica_that_was_restarted_without_its_primary_takes_over_from_its_own_file
 
         let mut client = replica.client();
         assert_eq!(client.info("role"), "slave");
-        assert_eq!(client.holder("long").expect("it is held").identity(), ("a", 1, token));
+        assert_eq!(client.holder("long").expect("a holder").identity(), ("a", 1, token));
         eventually(SOON, || client.call("RLOCK.PTTL short") == -2 && client.call("RLOCK.PTTL fair") == -2);
-        assert_eq!(client.call("EXISTS short session fair long"), 4, "a replica has ended a lease");
+        assert_eq!(client.call("EXISTS short session fair long"), 4, "a replica must not end a lease");
         client.call("RLOCK.ACQUIRE short b").expect_error("READONLY");
 
         client.call("REPLICAOF NO ONE");
         eventually(SOON, || client.call("EXISTS short session") == 0);
         assert_eq!(client.places("fair"), ["b detached", "c detached"]);
         assert!(client.acquire_fair("fair b PX 60000") > token);
-        assert_eq!(client.acquire("long a REQ 4"), token, "the last request is known");
+        assert_eq!(client.acquire("long a REQ 4"), token, "the last request id is kept");
         assert!(client.acquire("new a") > token);
     }
 }
 
 #[test]
-fn a_demoted_server_decides_nothing_more_until_it_is_promoted_again() {
+fn demoted_server_decides_nothing_until_it_is_promoted() {
     let server = Server::with_aof(&["rlock.fair-grace-ms 60000"]);
     let mut client = server.client();
     client.acquire("short a PX 2000");
@@ -61,17 +63,18 @@ fn a_demoted_server_decides_nothing_more_until_it_is_promoted_again() {
         server.waiter("RFAIRLOCK.ACQUIRE fair b PX 60000 BLOCK 0"),
         server.waiter("RLOCK.ACQUIRE long c PX 60000 BLOCK 60000"),
     ];
-    // A connection that closes in the very step of the demotion. Nobody listens there, so the server keeps its data.
+    // One connection closes in the same step as the demotion. No server listens on this port, so
+    // the demoted server keeps its data.
     let kills = [&session, &holder].map(|client| format!("CLIENT KILL ID {}", client.id()));
     let step = [kills[0].as_str().into(), "REPLICAOF 127.0.0.1 1".into(), kills[1].as_str().into()];
     client.call_in_one_step(&step);
     for waiter in &mut waiters {
         waiter.reply().expect_error("UNBLOCKED");
     }
-    let told = propagated(&server);
+    let before = propagated(&server);
     eventually(SOON, || client.call("RLOCK.PTTL short") == -2 && client.call("RLOCK.PTTL fair") == -2);
     assert_eq!(client.call("EXISTS short fair long session"), 4);
-    assert_eq!(propagated(&server), told, "a replica has propagated something of its own");
+    assert_eq!(propagated(&server), before, "a replica must not propagate by itself");
 
     client.call("REPLICAOF NO ONE");
     client.acquire("short d PX 60000 BLOCK 0");
@@ -80,37 +83,39 @@ fn a_demoted_server_decides_nothing_more_until_it_is_promoted_again() {
     assert_eq!(client.places("fair"), ["b detached"]);
 }
 
-/// Who is told `UNBLOCKED` may hold all the same: a replica takes nothing back.
+/// An owner whose wait ended with `UNBLOCKED` may still hold the lock, because a replica does not
+/// undo grants.
 #[test]
-fn what_is_granted_in_the_very_turn_of_a_demotion_is_there_when_its_owner_asks_again() {
+fn grant_in_the_turn_of_a_demotion_is_kept_until_its_owner_asks_again() {
     let server = Server::with_aof(&[]);
     let (mut client, mut owner) = (server.client(), server.client());
     client.acquire("job a PX 60000");
     let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 REQ 1");
     client.call_in_one_step(&["RLOCK.RELEASE job a", "REPLICAOF 127.0.0.1 1"].map(Command::from));
-    let told = waiter.reply();
-    match &told {
-        // It was told first.
+    let reply = waiter.reply();
+    match &reply {
+        // The reply was sent before the demotion.
         Reply::Int(_) => {}
         Reply::Error(text) => assert!(text.starts_with("UNBLOCKED ") && text.contains("replica"), "{text}"),
         other => panic!("{other:?}"),
     }
-    let held = client.holder("job").expect("it is held");
-    // In one of these turns its timer goes off, and it forgets what there was to do about the key: another master may tell the owner that it holds.
+    let held = client.holder("job").expect("a holder");
+    // During one of these turns the timer fires. It drops the pending undo of the grant, because a
+    // new primary may already have confirmed it to the owner.
     for _ in 0..10 {
         client.call("PING");
     }
     client.call("REPLICAOF NO ONE");
     client.acquire("other a BLOCK 0");
     let token = owner.acquire("job b PX 60000 REQ 1");
-    assert_eq!(held.identity(), ("b", 1, token), "it is the same hold");
-    assert!(matches!(&told, Reply::Error(_)) || told == token, "told {told:?}, holds {token}");
-    assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token));
+    assert_eq!(held.identity(), ("b", 1, token), "the same hold");
+    assert!(matches!(&reply, Reply::Error(_)) || reply == token, "replied {reply:?}, holds {token}");
+    assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token));
     assert_eq!(owner.call("RLOCK.RELEASE job b"), 0);
 }
 
 #[test]
-fn a_promotion_serves_waiters_of_the_new_primary_when_a_lease_ends() {
+fn promoted_replica_grants_waiters_when_a_lease_expires() {
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &[]);
     let mut client = primary.client();
@@ -131,7 +136,7 @@ fn a_promotion_serves_waiters_of_the_new_primary_when_a_lease_ends() {
 }
 
 #[test]
-fn a_pause_with_a_replica_ends_no_lease_and_propagates_nothing() {
+fn pause_ends_no_lease_and_propagates_nothing() {
     let primary = Server::with_aof(&["rlock.fair-grace-ms 50"]);
     let replica = Server::replica_of(&primary, &[]);
     let mut client = primary.client();
@@ -146,19 +151,19 @@ fn a_pause_with_a_replica_ends_no_lease_and_propagates_nothing() {
             .map(|command| primary.waiter(command));
     let mut released = primary.client();
     client.call("CLIENT PAUSE 60000 WRITE");
-    let told = propagated(&primary);
+    let before = propagated(&primary);
     released.send("RLOCK.RELEASE free a");
     drop(holder);
     for key in ["job", "fair"] {
         eventually(SOON, || client.call(format!("RLOCK.PTTL {key}")) == -2);
     }
-    // Time itself: so long the module had to do the wrong thing.
+    // A module that grants by mistake has 100 ms to do so.
     let [job, fair, free] = &mut waiters;
     for waiter in [job, fair] {
         assert!(waiter.reply_within(Duration::from_millis(100)).is_err());
     }
-    assert_eq!(free.reply(), Reply::Nil, "its time is over");
-    assert_eq!(propagated(&primary), told);
+    assert_eq!(free.reply(), Reply::Nil, "the wait times out");
+    assert_eq!(propagated(&primary), before);
     replica.catch_up_with(&primary);
     client.call("CLIENT UNPAUSE");
     waiters[0].reply().int();
@@ -172,7 +177,7 @@ fn a_pause_with_a_replica_ends_no_lease_and_propagates_nothing() {
 }
 
 #[test]
-fn a_replica_that_is_paused_itself_takes_in_what_its_primary_decides() {
+fn paused_replica_applies_the_changes_of_its_primary() {
     let primary = Server::start();
     let replica = Server::replica_of(&primary, &["appendonly yes", "appendfsync always"]);
     let (mut client, mut on_replica) = (primary.client(), replica.client());

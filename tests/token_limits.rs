@@ -1,4 +1,4 @@
-//! Fencing tokens at the end of their numbers: a clock that was wrong for a moment, and files that somebody made.
+//! Fencing tokens near their limit: a clock that was wrong for a moment, and forged files.
 
 use std::fs;
 use std::path::Path;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use crate::support::{Client, Reply, Server, WallClock, eventually, propagated};
 
-/// The highest token that is ever given or accepted.
+/// The highest token that is ever granted or accepted.
 const MAX_TOKEN: i64 = (1 << 53) - (1 << 49);
 
-/// What follows the clock ends here, in the year 2219.
+/// Tokens follow the clock up to this value, in the year 2219.
 const CLOCK_END: i64 = (1 << 53) - (1 << 50);
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Takes a few locks of all kinds. Returns their keys.
+/// Acquires locks of all kinds. Returns their keys.
 fn take_some(client: &mut Client, name: &str) -> Vec<String> {
     client.call(format!("RSEMAPHORE.INIT {name}-semaphore 3"));
     let keys = ["mutex", "fair", "rwlock", "semaphore"].map(|kind| format!("{name}-{kind}"));
@@ -38,7 +38,7 @@ fn tokens(client: &mut Client, keys: &[String]) -> Vec<i64> {
 }
 
 #[test]
-fn a_clock_that_was_in_the_year_2300_for_a_moment_loses_no_lock_and_repeats_no_token() {
+fn clock_in_the_year_2300_loses_no_lock_and_repeats_no_token() {
     let clock = WallClock::new();
     let mut primary = Server::with_wall_clock(&clock, &["appendonly yes", "appendfsync always", "save 3600 1"]);
     let mut client = primary.client();
@@ -57,10 +57,10 @@ fn a_clock_that_was_in_the_year_2300_for_a_moment_loses_no_lock_and_repeats_no_t
     });
     keys.extend(take_some(&mut client, "after"));
     let given = tokens(&mut client, &keys);
-    assert!(given.windows(2).all(|pair| pair[0] < pair[1]), "each token once: {given:?}");
+    assert!(given.windows(2).all(|pair| pair[0] < pair[1]), "tokens must rise: {given:?}");
     assert_eq!(given.len(), keys.len());
 
-    // A replica has them, and gives higher ones when it is promoted.
+    // A replica has the same tokens, and grants higher ones after its promotion.
     let replica = Server::replica_of(&primary, &[]);
     replica.catch_up_with(&primary);
     client.acquire("streamed a PX 600000");
@@ -72,7 +72,7 @@ fn a_clock_that_was_in_the_year_2300_for_a_moment_loses_no_lock_and_repeats_no_t
     on_replica.call("REPLICAOF NO ONE");
     assert!(on_replica.acquire("new a") > *given.last().expect("some"));
 
-    // So has a restart, from the append-only file and from a snapshot.
+    // So does a restart, both from the append-only file and from a snapshot.
     primary.kill_and_restart();
     let mut client = primary.client();
     assert_eq!(tokens(&mut client, &keys), given);
@@ -83,7 +83,7 @@ fn a_clock_that_was_in_the_year_2300_for_a_moment_loses_no_lock_and_repeats_no_t
     assert!(client.acquire("once-more a") > next);
 }
 
-/// Starts a server on an append-only file of these commands.
+/// Starts a server on an append-only file with these commands.
 fn started_on(commands: &[&[&str]]) -> Result<Server, String> {
     let mut server = Server::with_aof(&["aof-use-rdb-preamble no"]);
     server.client().call("SET something here");
@@ -102,23 +102,23 @@ fn started_on(commands: &[&[&str]]) -> Result<Server, String> {
 }
 
 #[test]
-fn an_append_only_file_with_tokens_beyond_the_end_brings_no_lock_that_cannot_be_written() {
+fn effect_with_a_token_beyond_the_limit_is_not_applied() {
     let beyond = format!("granted mutex exclusive {} 1 99999999999999 30000 - -", MAX_TOKEN + 1);
     let good = "granted mutex exclusive 1795215258031730 1 99999999999999 30000 - -";
     let server = started_on(&[&["RLOCK.APPLY", "far", &beyond, "a"], &["RLOCK.APPLY", "near", good, "a"]]);
-    let server = server.expect("a line that cannot be applied is left out");
+    let server = server.expect("a start without the invalid effect");
     let mut client = server.client();
     assert!(client.is_free("far"));
-    assert_eq!(client.holder("near").expect("it is held").owner, "a");
+    assert_eq!(client.holder("near").expect("a holder").owner, "a");
     assert!(server.log().contains("an effect could not be read (token)"), "the log says why");
     assert!(client.acquire("new a") < CLOCK_END);
     assert_eq!(client.call("DEBUG RELOAD"), "OK");
 }
 
 #[test]
-fn a_server_whose_tokens_are_used_up_says_so_and_goes_on_with_what_it_has() {
+fn server_without_tokens_refuses_new_holds_and_keeps_existing_ones() {
     let last = format!("granted mutex exclusive {MAX_TOKEN} 1 99999999999999 30000 - -");
-    let mut server = started_on(&[&["RLOCK.APPLY", "last", &last, "a"]]).expect("it is the last one that is accepted");
+    let mut server = started_on(&[&["RLOCK.APPLY", "last", &last, "a"]]).expect("the highest accepted token");
     let mut client = server.client();
     for round in ["at once", "after a restart"] {
         assert_eq!(client.info_number("rlock_tokens_left"), 0);
@@ -137,7 +137,7 @@ fn a_server_whose_tokens_are_used_up_says_so_and_goes_on_with_what_it_has() {
 }
 
 #[test]
-fn an_append_only_file_makes_no_lock_that_its_own_snapshot_could_not_be_loaded_from() {
+fn append_only_file_never_makes_a_lock_whose_snapshot_cannot_be_loaded() {
     let granted = |kind, token: &str| format!("granted {kind} {token} 1 99999999999999 30000 - -");
     let (read, write) = (granted("rwlock read", "11"), granted("rwlock write", "12"));
     let (first, again) = (granted("semaphore permits", "21"), granted("semaphore permits", "21"));
@@ -149,9 +149,9 @@ fn an_append_only_file_makes_no_lock_that_its_own_snapshot_could_not_be_loaded_f
         &["RLOCK.APPLY", "s", &again, "b"],
         &["RLOCK.APPLY", "rw", "sized 7"],
     ])
-    .expect("what cannot be applied is left out");
+    .expect("a start without the invalid effects");
     let mut client = server.client();
-    // The master's later word counts: whoever it granted to read was not beside a writer.
+    // The later effect counts: a primary that granted READ did not have a writer at that time.
     assert_eq!(client.call("RRWLOCK.HOLDS rw r READ"), 1);
     assert_eq!(client.call("RRWLOCK.HOLDS rw w WRITE"), 0);
     assert_eq!(client.call("RSEMAPHORE.HOLDS s a"), 1);
@@ -163,11 +163,11 @@ fn an_append_only_file_makes_no_lock_that_its_own_snapshot_could_not_be_loaded_f
     assert_eq!(client.call("RRWLOCK.HOLDS rw r READ"), 1);
 }
 
-/// As a version wrote it that has the last token beside the keys in each snapshot.
+/// A snapshot of a version that stores the last token outside of the keys in each snapshot.
 #[test]
-fn a_snapshot_with_a_last_token_beyond_the_end_is_not_loaded() {
+fn snapshot_with_a_last_token_beyond_the_limit_is_refused() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/0.1.0");
-    let contents = fs::read_to_string(data.join("contents.txt")).expect("what is in the snapshot");
+    let contents = fs::read_to_string(data.join("contents.txt")).expect("the contents of the snapshot");
     let last = contents.lines().find_map(|line| line.strip_prefix("last token ")).expect("the last token");
     let last: u64 = last.parse().expect("a number");
     let snapshot = fs::read(data.join("snapshot.rdb")).expect("a snapshot");

@@ -1,4 +1,4 @@
-//! An upgrade as docs/operations.md tells it, from start to end.
+//! The upgrade procedure of docs/operations.md, from start to end.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::support::{Client, Reply, Server, eventually, module_path};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// `make install` into a folder. Returns the path of the module.
+/// Runs `make install` into a folder. Returns the path of the module.
 #[track_caller]
 fn install(root: &Path) -> String {
     let module = module_path().display();
@@ -23,7 +23,7 @@ fn install(root: &Path) -> String {
     root.join("usr/lib/redis/modules/librlock.so").display().to_string()
 }
 
-/// The number of the file that lies under a path.
+/// The inode of a file.
 fn inode(path: &str) -> u64 {
     std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).expect("a file"))
 }
@@ -36,7 +36,7 @@ fn assert_locks_are_held(client: &mut Client, tokens: [i64; 2]) {
 }
 
 #[test]
-fn an_upgrade_loses_no_lock_and_tells_the_waiters_to_ask_again() {
+fn upgrade_loses_no_lock_and_waiters_get_unblocked() {
     let root = tempfile::tempdir().expect("a temporary folder");
     let path = install(root.path());
     let load = format!("loadmodule {path}");
@@ -49,18 +49,18 @@ fn an_upgrade_loses_no_lock_and_tells_the_waiters_to_ask_again() {
     let tokens = [client.acquire("job a PX 6000000"), client.acquire_fair("fair a PX 6000000")];
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE fair b QUEUE 6000000"), Reply::Nil);
 
-    // 1. The new file takes the place of the old one, which the servers go on with.
+    // 1. The new file replaces the old one, which the running servers keep using.
     let old = inode(&path);
     install(root.path());
     assert_ne!(inode(&path), old, "a mapped file must not be written to");
     let mut waiter = master.waiter("RLOCK.ACQUIRE job w BLOCK 0");
 
-    // 2. The replica.
+    // 2. Upgrade the replica.
     replica.kill();
     replica.restart_in_place(&[]);
     replica.catch_up_with(&master);
 
-    // 3. They change roles, and both write down which one they have.
+    // 3. Swap the roles, and save them in the configuration files.
     assert_eq!(client.call("FAILOVER"), "OK");
     waiter.reply().expect_error("UNBLOCKED");
     let mut promoted = replica.client();
@@ -71,7 +71,7 @@ fn an_upgrade_loses_no_lock_and_tells_the_waiters_to_ask_again() {
     }
     assert_locks_are_held(&mut promoted, tokens);
 
-    // 4. The old master.
+    // 4. Upgrade the old master.
     master.kill();
     master.restart_in_place(&[]);
     master.catch_up_with(&replica);

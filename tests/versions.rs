@@ -1,22 +1,24 @@
-//! What an older version wrote is read: each folder of `tests/data` has a snapshot and an append-only file that a release has
-//! left, and what they have in them.
+//! Files of older versions can be read: each folder of `tests/data` has a snapshot and an
+//! append-only file written by a release, and a list of their contents.
 //!
-//! `RLOCK_KEEP_DATA=1 cargo test --test module versions` puts this version's files there. That belongs to each release.
+//! `RLOCK_KEEP_DATA=1 cargo test --test module versions` writes the files of this version there.
+//! Each release does so.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::support::{Client, Reply, Server, WallClock, eventually, shown, snapshots_may_have_the_last_token};
+use crate::support::{Client, Reply, Server, WallClock, describe_lock, eventually, snapshots_may_have_the_last_token};
 
 const SNAPSHOT: &str = "snapshot.rdb";
 const EFFECTS: &str = "effects.aof";
-/// The unix time of the files, the last token, and what is under each key, a line for each.
+/// The unix time of the files, the last token, and the lock under each key, one line each.
 const CONTENTS: &str = "contents.txt";
 
 const KEYS: [&str; 7] = ["mutex", "fair", "readers", "writer", "semaphore", "idle", "queue"];
 
-/// Nearly as long as a lease can be, in seconds. The test brings the clock back to the day of the files.
+/// 300 days in seconds, nearly the longest lease. The test sets the clock back to the day of the
+/// files.
 const LEASE: &str = "EX 25920000";
 
 const A_DAY: Duration = Duration::from_secs(86_400);
@@ -25,7 +27,8 @@ fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970").as_secs()
 }
 
-/// Locks of all kinds, with everything that a hold or a place can have, and an effect of nearly every sort on the way.
+/// Creates locks of all kinds, with everything that a hold or a place can store. The commands cause
+/// nearly every kind of effect.
 #[track_caller]
 fn make_locks(client: &mut Client, clock: &WallClock) -> i64 {
     for command in [
@@ -59,7 +62,7 @@ fn make_locks(client: &mut Client, clock: &WallClock) -> i64 {
         assert!(!matches!(reply, Reply::Error(_)), "{command}: {reply:?}");
     }
     eventually(Duration::from_secs(5), || client.call("EXISTS short") == 0);
-    // The highest token is of a hold that is no more.
+    // The highest token belongs to a hold that has ended.
     clock.step_forward(A_DAY);
     let last = client.acquire("released a");
     client.call("RLOCK.RELEASE released a");
@@ -67,8 +70,8 @@ fn make_locks(client: &mut Client, clock: &WallClock) -> i64 {
     last
 }
 
-fn picture(client: &mut Client) -> Vec<String> {
-    KEYS.iter().map(|key| format!("{key} {}", shown(client, key))).collect()
+fn describe_locks(client: &mut Client) -> Vec<String> {
+    KEYS.iter().map(|key| format!("{key} {}", describe_lock(client, key))).collect()
 }
 
 /// Writes the files of this version into a folder. Returns whether the snapshot has the last token.
@@ -79,17 +82,18 @@ fn write_files(folder: &Path) -> bool {
     let mut client = server.client();
     let last = make_locks(&mut client, &clock);
     assert_eq!(client.call("SAVE"), "OK");
-    let contents = [vec![format!("made at {}", unix_seconds()), format!("last token {last}")], picture(&mut client)];
+    let contents =
+        [vec![format!("made at {}", unix_seconds()), format!("last token {last}")], describe_locks(&mut client)];
     fs::write(folder.join(CONTENTS), contents.concat().join("\n") + "\n").expect("a writable folder");
     fs::copy(server.folder().join("dump.rdb"), folder.join(SNAPSHOT)).expect("a snapshot");
-    // A file in parts, as servers have written since Redis 7, is the beginning and the rest.
+    // Since Redis 7 the append-only file has parts: a base and an increment.
     let parts = ["appendonly.aof.1.base.aof", "appendonly.aof.1.incr.aof"];
     let effects = parts.map(|part| fs::read(server.folder().join("appendonlydir").join(part)).unwrap_or_default());
     fs::write(folder.join(EFFECTS), effects.concat()).expect("a writable folder");
     snapshots_may_have_the_last_token(&mut client)
 }
 
-/// Reads the files of a folder on the day on which they were made.
+/// Loads the files of a folder, with the clock set to the time at which they were written.
 #[track_caller]
 fn assert_files_are_read(folder: &Path, has_last_token: bool) {
     eprintln!("{}", folder.display());
@@ -115,11 +119,11 @@ fn assert_files_are_read(folder: &Path, has_last_token: bool) {
         fs::copy(folder.join(file), server.folder().join(name)).expect("the file of an older version");
         server.restart();
         let mut client = server.client();
-        assert_eq!(picture(&mut client), expected, "{file}");
+        assert_eq!(describe_locks(&mut client), expected, "{file}");
         let lease_ms = client.holder("mutex").expect("a holder").lease_ms;
-        assert!(lease_ms > 20_000_000_000, "{file}: the lease is as long as it was, and not {lease_ms} ms");
+        assert!(lease_ms > 20_000_000_000, "{file}: the lease must keep its length, and is {lease_ms} ms");
         if file == EFFECTS || has_last_token {
-            assert_eq!(client.acquire("new a") as u64, last + 1, "{file}: tokens go on above the last one");
+            assert_eq!(client.acquire("new a") as u64, last + 1, "{file}: tokens continue above the last one");
         }
     }
 }
@@ -129,7 +133,7 @@ fn data() -> PathBuf {
 }
 
 #[test]
-fn what_each_older_version_wrote_is_read() {
+fn files_of_older_versions_are_read() {
     let folders: Vec<_> = fs::read_dir(data()).expect("the data of older versions").collect();
     assert!(!folders.is_empty());
     for folder in folders {
@@ -137,12 +141,12 @@ fn what_each_older_version_wrote_is_read() {
     }
 }
 
-/// A payload begins as it did in 0.1.0: with the same version, and in one string. What is in the string is compared in `core/src/codec.rs`, without a
-/// clock.
+/// A payload has the same frame as in 0.1.0: the same version, and all data in one string. The
+/// string itself is compared in `core/src/codec.rs`, without a clock.
 #[test]
-fn a_payload_has_the_frame_of_0_1_0() {
+fn payload_has_the_frame_of_0_1_0() {
     const OPCODE_OF_KEYS: u8 = 7;
-    // The kind of payload, the name and version of the type, and the mark of a string.
+    // The type of the payload, the name and version of the module type, and the opcode of a string.
     const FRAME: usize = 11;
     // The version of the snapshot format, and a checksum.
     const FOOTER: usize = 10;
@@ -158,7 +162,7 @@ fn a_payload_has_the_frame_of_0_1_0() {
         assert_eq!(payload[0], OPCODE_OF_KEYS, "{key}");
         assert_eq!(payload[1..FRAME], snapshot[at..at + FRAME - 1], "{key}");
         if key == "idle" {
-            // It has no time in it.
+            // This lock stores no times, so its whole payload can be compared.
             let all = &payload[1..payload.len() - FOOTER];
             assert_eq!(*all, snapshot[at..at + all.len()], "{key}");
         }
@@ -166,7 +170,7 @@ fn a_payload_has_the_frame_of_0_1_0() {
 }
 
 #[test]
-fn what_this_version_writes_is_read() {
+fn files_of_this_version_are_read() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let has_last_token = write_files(folder.path());
     if std::env::var_os("RLOCK_KEEP_DATA").is_some() {

@@ -1,4 +1,4 @@
-//! Waiting for a lock: for how long, in which order, and the hand-over.
+//! Waiting for a lock: timeouts, order, and the hand-over.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use crate::support::{Command, EXCLUSIVE, MUTEX, REENTRANT, Reply, Server, Stopwa
 const SOON: Duration = Duration::from_secs(5);
 
 #[test]
-fn timed_a_wait_lasts_as_long_as_asked_and_ends_in_nil() {
+fn timed_wait_times_out_with_nil() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         for block_ms in [1, 50, 300] {
             let watch = Stopwatch::start();
             assert_eq!(client.call(format!("LOCK.ACQUIRE job b BLOCK {block_ms}")), Reply::Nil);
-            // The server needs single milliseconds; the rest is for a machine that is busy.
+            // The server needs a few milliseconds. The rest is for a busy machine.
             watch.assert_took_ms(block_ms..block_ms + 600, "a wait");
         }
     }
 }
 
 #[test]
-fn what_was_answered_nil_is_never_granted_later() {
+fn request_that_got_nil_is_never_granted() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -35,12 +35,12 @@ fn what_was_answered_nil_is_never_granted_later() {
 }
 
 #[test]
-fn a_wait_that_ends_with_the_lease_is_either_granted_or_not() {
+fn wait_that_ends_with_the_lease_is_either_granted_or_nil() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let (mut granted, mut denied) = (0, 0);
         for round in 0..100 {
-            // Around the same millisecond, now one first and now the other.
+            // Both end within a few milliseconds, with varying order.
             let block_ms = 18 + round % 5;
             let mut steps = client.call_in_one_step(&[
                 "LOCK.ACQUIRE job a PX 20".into(),
@@ -54,11 +54,11 @@ fn a_wait_that_ends_with_the_lease_is_either_granted_or_not() {
                 eventually(SOON, || client.is_free("job"));
             } else {
                 granted += 1;
-                assert_eq!(client.holder("job").expect("it is held").token, answer.int());
+                assert_eq!(client.holder("job").expect("a holder").token, answer.int());
                 assert_eq!(client.call("LOCK.RELEASE job b"), 0);
             }
         }
-        assert!(granted > 0 && denied > 0, "{granted} granted and {denied} denied: no race was run");
+        assert!(granted > 0 && denied > 0, "{granted} granted and {denied} denied: both must occur");
     }
 }
 
@@ -76,7 +76,7 @@ fn block_0_waits_until_granted() {
 }
 
 #[test]
-fn a_free_lock_is_granted_at_once_whatever_block_says() {
+fn free_lock_is_granted_at_once_with_block() {
     for server in Server::for_each(REENTRANT) {
         let mut client = server.client();
         for block in ["BLOCK 0", "BLOCK 60000"] {
@@ -89,7 +89,7 @@ fn a_free_lock_is_granted_at_once_whatever_block_says() {
 }
 
 #[test]
-fn a_hundred_waiters_are_served_in_the_order_of_their_arrival() {
+fn one_hundred_waiters_are_served_in_order_of_arrival() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         let mut last = client.acquire("job first PX 60000");
@@ -101,9 +101,9 @@ fn a_hundred_waiters_are_served_in_the_order_of_their_arrival() {
         client.call("LOCK.RELEASE job first");
         for (waiter, owner) in waiters.iter_mut().zip(&owners) {
             let token = waiter.reply().int();
-            assert!(token > last, "tokens rise in the order of holding");
+            assert!(token > last, "tokens rise in the order of the holds");
             last = token;
-            assert_eq!(client.holder("job").expect("it is held").owner, *owner);
+            assert_eq!(client.holder("job").expect("a holder").owner, *owner);
             assert_eq!(client.call(format!("LOCK.RELEASE job {owner}")), 0);
         }
         assert!(client.is_free("job"));
@@ -111,12 +111,12 @@ fn a_hundred_waiters_are_served_in_the_order_of_their_arrival() {
 }
 
 #[test]
-fn a_waiters_lease_starts_when_it_is_granted() {
+fn lease_of_a_waiter_starts_with_its_grant() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 3000 BLOCK 0");
-        // Time itself: what passes here must not count.
+        // The time of the wait must not count.
         std::thread::sleep(Duration::from_millis(1500));
         client.call("LOCK.RELEASE job a");
         waiter.reply().int();
@@ -126,12 +126,12 @@ fn a_waiters_lease_starts_when_it_is_granted() {
 }
 
 #[test]
-fn a_waiter_does_not_sleep_the_rest_of_the_lease_after_a_release() {
+fn released_lock_is_granted_to_the_next_waiter_at_once() {
     for server in Server::for_each(EXCLUSIVE) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
         let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-        // The step that frees the lock has granted it: nothing runs between these two commands.
+        // The step that frees the lock grants it: no timer runs between these two commands.
         let step = ["LOCK.RELEASE job a", "LOCK.HOLDS job b"].map(Command::from);
         assert_eq!(client.call_in_one_step(&step), [Reply::Int(0), Reply::Int(1)]);
         waiter.reply().int();
@@ -139,7 +139,7 @@ fn a_waiter_does_not_sleep_the_rest_of_the_lease_after_a_release() {
 }
 
 #[test]
-fn nobody_barges_past_a_waiter() {
+fn newcomer_does_not_pass_a_waiter() {
     for server in Server::for_each(REENTRANT) {
         let mut client = server.client();
         let barge = Command::from("LOCK.ACQUIRE job barger PX 60000");
@@ -149,10 +149,10 @@ fn nobody_barges_past_a_waiter() {
             ("by commands", vec![delete.clone(), barge.clone()]),
             ("by a transaction", multi.map(Command::from).to_vec()),
             ("by scripts", vec![in_script(delete), in_script(barge.clone())]),
-            ("after a lapse", vec!["PEXPIRE job 60000".into(), "DEBUG SLEEP 0.6".into(), barge]),
+            ("after an expiry", vec!["PEXPIRE job 60000".into(), "DEBUG SLEEP 0.6".into(), barge]),
         ];
         for (name, step) in ways {
-            let lease_ms = if name == "after a lapse" { 500 } else { 60_000 };
+            let lease_ms = if name == "after an expiry" { 500 } else { 60_000 };
             client.acquire(&format!("job a PX {lease_ms}"));
             let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
             let answers = client.call_in_one_step(&step);
@@ -162,14 +162,14 @@ fn nobody_barges_past_a_waiter() {
             };
             assert_eq!(barged, Reply::Nil, "{name}");
             let token = waiter.reply().int();
-            assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 1, token), "{name}");
+            assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 1, token), "{name}");
             client.call("FLUSHALL");
         }
     }
 }
 
 #[test]
-fn an_owner_that_waits_for_what_it_turns_out_to_hold_need_not_wait() {
+fn waiter_whose_owner_already_holds_the_lock_is_granted() {
     for server in Server::for_each(&[MUTEX, WRITE]) {
         let mut client = server.client();
         client.acquire("job a PX 60000");
@@ -178,13 +178,13 @@ fn an_owner_that_waits_for_what_it_turns_out_to_hold_need_not_wait() {
         let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
         client.call("RENAME other job");
         assert_eq!(waiter.reply(), token);
-        assert_eq!(client.holder("job").expect("it is held").identity(), ("b", 2, token));
+        assert_eq!(client.holder("job").expect("a holder").identity(), ("b", 2, token));
         assert_eq!(client.waiting_owners("job"), ["c"]);
     }
 }
 
 #[test]
-fn waiters_of_one_name_in_two_databases_are_apart() {
+fn waiters_of_the_same_key_in_two_databases_are_independent() {
     for server in Server::for_each(REENTRANT) {
         let (mut zero, mut one) = (server.client(), server.client());
         one.call("SELECT 1");
@@ -200,7 +200,7 @@ fn waiters_of_one_name_in_two_databases_are_apart() {
 }
 
 #[test]
-fn no_more_than_max_waiters_wait() {
+fn waiters_are_limited_by_max_waiters() {
     for server in Server::for_each(REENTRANT) {
         let mut client = server.client();
         assert_eq!(client.call("CONFIG SET rlock.max-waiters 2"), "OK");
@@ -209,7 +209,7 @@ fn no_more_than_max_waiters_wait() {
         let _one = server.waiter("LOCK.ACQUIRE job b BLOCK 0");
         let two = server.waiter("LOCK.ACQUIRE other b BLOCK 0");
         client.call("LOCK.ACQUIRE job c BLOCK 0").expect_error("MAXWAITERS");
-        assert_eq!(client.call("LOCK.ACQUIRE job c"), Reply::Nil, "a try waits for nothing");
+        assert_eq!(client.call("LOCK.ACQUIRE job c"), Reply::Nil, "an attempt does not wait");
         client.acquire("free c BLOCK 0");
         assert_eq!(client.waiting_owners("job"), ["b"]);
 
@@ -222,7 +222,7 @@ fn no_more_than_max_waiters_wait() {
 }
 
 #[test]
-fn rights_that_are_taken_away_while_a_client_waits_count() {
+fn waiters_whose_permissions_are_revoked_get_noperm() {
     let server = Server::start();
     let mut admin = server.client();
     for (rights, lost) in [("+@all", "-rlock.acquire -rlock.macquire"), ("+@all", "resetkeys ~other")] {
@@ -253,7 +253,7 @@ fn rights_that_are_taken_away_while_a_client_waits_count() {
 }
 
 #[test]
-fn rights_that_are_taken_away_count_for_every_kind_of_lock() {
+fn waiters_of_every_kind_whose_permissions_are_revoked_get_noperm() {
     const WAITS: [(&str, &str, &str); 5] = [
         ("RLOCK.ACQUIRE job a PX 60000", "RLOCK.ACQUIRE job b BLOCK 0", "RLOCK.RELEASE job a"),
         ("RFAIRLOCK.ACQUIRE job a PX 60000", "RFAIRLOCK.ACQUIRE job b BLOCK 0", "RFAIRLOCK.RELEASE job a"),
@@ -263,7 +263,7 @@ fn rights_that_are_taken_away_count_for_every_kind_of_lock() {
     ];
     let server = Server::start();
     let mut admin = server.client();
-    // A place that was kept for who lost its rights would keep the next one waiting.
+    // A place kept for an owner without permissions would delay the next waiter for the grace.
     assert_eq!(admin.call("CONFIG SET rlock.fair-grace-ms 60000"), "OK");
     for (hold, wait, release) in WAITS {
         for lost in ["-@all", "resetkeys ~other"] {

@@ -1,12 +1,15 @@
 /* A module that calls other commands, as any module may: CALLER.CALL command [argument ...]. With
- * the same arguments, CALLER.USER calls in the name of the user who asks, and CALLER.WAIT makes
- * calls that may block, where the server lets a module do that; CALLER.BOTH does both. If the call
- * blocks, the server returns a promise: the module aborts it at once, and says so.
- * CALLER.EXPIRED, CALLER.NEW and CALLER.DELETED call once, in the very event in which a key expires, is created or is
- * deleted next (Redis 7.0 does not report deletions); CALLER.ANSWER returns the reply to that call, a number or an
- * error. CALLER.TIMER starts a timer of an hour that does nothing. CALLER.SELECT selects a database of one digit, in which the client stays.
+ * the same arguments, CALLER.USER calls with the rights of the calling user, CALLER.WAIT makes
+ * calls that may block, where the server supports that, and CALLER.BOTH does both. If a call
+ * blocks, the server returns a promise. The module aborts it at once and returns an error.
  *
- * The header of the server is not needed: a module is given the function that finds all others. */
+ * CALLER.EXPIRED, CALLER.NEW and CALLER.DELETED make one call, inside the event in which the next
+ * key expires, is created, or is deleted (Redis 7.0 has no event for deletions). CALLER.ANSWER
+ * returns the reply to that call, a number or an error. CALLER.TIMER starts a timer of one hour
+ * that does nothing. CALLER.SELECT selects a database of one digit, in which the client stays.
+ *
+ * The module needs no server header, because its load function receives a function that finds all
+ * others. */
 
 #include <stddef.h>
 
@@ -24,7 +27,7 @@ static int (*type_of)(void *reply);
 static long long (*number_of)(void *reply);
 static const char *(*text_of)(void *reply, size_t *length);
 static int (*reply_with_number)(Context *, long long number);
-/* Redis 7.0 does not have it. */
+/* Redis 7.0 has no promises. */
 static int (*abort_promise)(void *reply, void **data);
 enum { NUMBER = 2, PROMISE = 12 };
 
@@ -53,10 +56,10 @@ static void copy_answer(void *reply) {
 static void call_kept(Context *ctx, int event) {
     if (event != kept_for) return;
     int count = kept_count;
-    /* The call may cause such events itself. */
+    /* The call may cause such events, too. */
     kept_count = 0;
     if (count) {
-        /* !: what it changes is written down and passed on. */
+        /* !: the server propagates the changes of the call. */
         copy_answer(call(ctx, start_of(kept[0], NULL), "!Ev", kept + 1, (size_t)(count - 1)));
     }
     for (int i = 0; i < count; i++) let_go(ctx, kept[i]);
@@ -115,7 +118,8 @@ static int on_select_command(Context *ctx, String **argv, int argc) {
 static int on_command(Context *ctx, String **argv, int argc) {
     if (argc < 2) return reply_with_error(ctx, "ERR no command");
     const char *own_name = start_of(argv[0], NULL);
-    /* E: errors are replies. v: the arguments are a vector. K: the call may be blocked. C: with the rights of the user. */
+    /* E: return errors as replies. v: the arguments are a vector. K: the call may block.
+     * C: use the rights of the user. */
     const char *how = own_name[7] == 'W' ? "EvK" : own_name[7] == 'U' ? "EvC" : own_name[7] == 'B' ? "EvKC" : "Ev";
     void *reply = call(ctx, start_of(argv[1], NULL), how, argv + 2, (size_t)(argc - 2));
     if (!reply) return reply_with_error(ctx, "ERR not called");

@@ -1,5 +1,6 @@
-//! A connection that shows the wire as it is. A library would hide what these tests are about: the exact words of an error,
-//! that an answer has *not* come yet, and what the server does when a client leaves in the middle of a wait.
+//! A connection that shows the raw protocol. A client library would hide what these tests check:
+//! the exact text of an error, that a reply has *not* arrived yet, and what the server does when a
+//! client disconnects during a wait.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -10,7 +11,7 @@ use super::family::{Family, MUTEX};
 use super::notified::{self, Awaited};
 use super::reply::Reply;
 
-/// Far above anything a healthy server needs, so that only a reply that never comes is reported.
+/// Far longer than a healthy server needs, so that it only reports a reply that never comes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The words of one command.
@@ -28,7 +29,8 @@ impl Command {
     }
 }
 
-/// A line as one would type it into redis-cli. Words that hold spaces or are empty need the form below.
+/// Parses a line as typed into `redis-cli`. Arguments that are empty or contain spaces need the
+/// array form below.
 impl From<&str> for Command {
     fn from(line: &str) -> Command {
         Command(line.split_whitespace().map(|word| word.as_bytes().to_vec()).collect())
@@ -47,7 +49,7 @@ impl<const N: usize> From<[&[u8]; N]> for Command {
     }
 }
 
-/// What RLOCK.INFO says of the one holder of a lock of any kind.
+/// The single holder of a lock of any kind, as RLOCK.INFO shows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holder {
     pub owner: String,
@@ -58,25 +60,26 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// What must be the same on every copy of a lock. The lease left is not: it runs.
+    /// The fields that are equal on every copy of a lock. The remaining lease is not one of them,
+    /// because it counts down.
     pub fn identity(&self) -> (&str, i64, i64) {
         (&self.owner, self.holds, self.token)
     }
 }
 
-/// One connection. Dropping it closes the socket, as a process that dies does.
+/// One connection. Dropping it closes the socket, as the death of a process does.
 pub struct Client {
     stream: TcpStream,
     id: i64,
     family: Family,
     received: Vec<u8>,
-    /// How much of `received` has been handed out.
+    /// How many bytes of `received` were already returned.
     consumed: usize,
-    /// Answers that are there already, or come on a channel.
+    /// A reply that has already arrived, or that comes on a channel.
     elsewhere: Elsewhere,
 }
 
-/// Answers that do not come over the connection that asked.
+/// Replies that do not come over the connection that sent the request.
 #[derive(Default)]
 pub enum Elsewhere {
     #[default]
@@ -86,12 +89,12 @@ pub enum Elsewhere {
 }
 
 impl Client {
-    /// A connection to the server on a port of this machine, if there is one that answers.
+    /// Connects to a server on a port of this machine, and checks that it answers.
     pub fn connect(port: u16) -> io::Result<Client> {
         Client::connect_within(port, PATIENCE)
     }
 
-    /// The same, for a server that may have been stopped.
+    /// Like [`connect`](Self::connect), for a server that may be stopped.
     pub fn connect_within(port: u16, patience: Duration) -> io::Result<Client> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
@@ -100,21 +103,21 @@ impl Client {
         client.try_send(&[Command::from("CLIENT ID")])?;
         client.id = match client.reply_within(patience)? {
             Reply::Int(id) => id,
-            other => return Err(io::Error::other(format!("no number for CLIENT ID: {other:?}"))),
+            other => return Err(io::Error::other(format!("CLIENT ID is not a number: {other:?}"))),
         };
         Ok(client)
     }
 
-    /// Asks, to be answered on a channel.
-    pub fn ask_notified(&mut self, subscriber: Client, command: Command) {
+    /// Sends a request with NOTIFY, whose reply comes on a channel.
+    pub fn send_notified(&mut self, subscriber: Client, command: Command) {
         self.elsewhere = match notified::ask(self, subscriber, command) {
             Ok(reply) => Elsewhere::There(reply),
             Err(awaited) => Elsewhere::OnChannel(awaited),
         };
     }
 
-    /// Whether the answer to what was asked is to come on a channel.
-    pub fn is_told_elsewhere(&self) -> bool {
+    /// Whether the reply to the last request will come on a channel.
+    pub fn awaits_message(&self) -> bool {
         matches!(self.elsewhere, Elsewhere::OnChannel(_))
     }
 
@@ -123,11 +126,11 @@ impl Client {
         self.family = family;
     }
 
-    /// Makes a lock ready to be asked for. Only a semaphore needs it.
+    /// Creates a lock if its kind has to be created before use. Only semaphores do.
     #[track_caller]
     pub fn make(&mut self, key: &str) {
-        if let Some(making) = self.family.making(key) {
-            self.call(making).int();
+        if let Some(creation) = self.family.creation(key) {
+            self.call(creation).int();
         }
     }
 
@@ -136,34 +139,34 @@ impl Client {
         self.id
     }
 
-    /// Sends a command and waits for the answer.
+    /// Sends a command and waits for the reply.
     #[track_caller]
     pub fn call(&mut self, command: impl Into<Command>) -> Reply {
         self.send(command);
         self.reply()
     }
 
-    /// The same where others may close the connection at any moment.
+    /// Like [`call`](Self::call), where someone else may close the connection at any moment.
     pub fn try_call(&mut self, command: impl Into<Command>) -> io::Result<Reply> {
         self.try_send(&[command.into()])?;
         self.reply_within(PATIENCE)
     }
 
-    /// Sends commands in one write and waits for all answers. The server runs them one after the other without returning to
-    /// its event loop, so no timer of the module comes between them.
+    /// Sends commands in one write and waits for all replies. The server runs them without
+    /// returning to its event loop, so no timer of the module runs between them.
     #[track_caller]
     pub fn call_in_one_step(&mut self, commands: &[Command]) -> Vec<Reply> {
-        self.try_send(commands).expect("the server takes the commands");
+        self.try_send(commands).expect("the server accepts the commands");
         commands.iter().map(|_| self.reply()).collect()
     }
 
-    /// Sends a command without waiting for the answer.
+    /// Sends a command without waiting for the reply.
     #[track_caller]
     pub fn send(&mut self, command: impl Into<Command>) {
-        self.try_send(&[command.into()]).expect("the server takes the command");
+        self.try_send(&[command.into()]).expect("the server accepts the command");
     }
 
-    /// Sends commands in one write to a server that may have died already.
+    /// Sends commands in one write, to a server that may be dead.
     pub fn try_send(&mut self, commands: &[Command]) -> io::Result<()> {
         let mut packed = Vec::new();
         for command in commands {
@@ -174,40 +177,41 @@ impl Client {
         self.stream.write_all(&packed)
     }
 
-    /// Sends no more than so many bytes of a command, and returns how many it has.
+    /// Sends at most `count` bytes of a command, and returns the command's full length.
     #[track_caller]
     pub fn send_beginning(&mut self, command: impl Into<Command>, count: usize) -> usize {
         let (mut command, mut packed) = (command.into(), Vec::new());
         self.family.translate(&mut command);
         command.pack_into(&mut packed);
-        self.stream.write_all(&packed[..count.min(packed.len())]).expect("the server takes bytes");
+        self.stream.write_all(&packed[..count.min(packed.len())]).expect("the server accepts the bytes");
         packed.len()
     }
 
-    /// Reads so many bytes of what comes, and closes the connection.
+    /// Reads `count` bytes and closes the connection.
     #[track_caller]
     pub fn read_bytes_and_close(mut self, count: usize) {
-        self.stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-        self.stream.read_exact(&mut vec![0; count]).expect("as many bytes");
+        self.stream.set_read_timeout(Some(PATIENCE)).expect("set a read timeout");
+        self.stream.read_exact(&mut vec![0; count]).expect("enough bytes");
     }
 
-    /// The next answer.
+    /// Returns the next reply.
     #[track_caller]
     pub fn reply(&mut self) -> Reply {
         match self.reply_within(PATIENCE) {
             Ok(reply) => reply,
-            Err(error) => panic!("no answer: {error}"),
+            Err(error) => panic!("no reply: {error}"),
         }
     }
 
-    /// No answer comes: so long the module had to do the wrong thing.
+    /// Asserts that no reply arrives. A module that answers by mistake has 20 ms to do so.
     #[track_caller]
     pub fn assert_waits(&mut self) {
         let answer = self.reply_within(Duration::from_millis(20));
-        assert_eq!(answer.expect_err("it waits").kind(), ErrorKind::TimedOut);
+        assert_eq!(answer.expect_err("a reply arrived during the wait").kind(), ErrorKind::TimedOut);
     }
 
-    /// The next answer, or `TimedOut`, or `UnexpectedEof` when the server has closed the connection.
+    /// Returns the next reply, `TimedOut`, or `UnexpectedEof` if the server has closed the
+    /// connection.
     pub fn reply_within(&mut self, patience: Duration) -> io::Result<Reply> {
         match &mut self.elsewhere {
             Elsewhere::No => {}
@@ -237,7 +241,7 @@ impl Client {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(length) => self.received.extend(&chunk[..length]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // A killed connection may end in a reset instead of an orderly close.
+                // A killed connection may end with a reset instead of an orderly close.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => {
                     return Err(ErrorKind::UnexpectedEof.into());
                 }
@@ -264,7 +268,7 @@ impl Client {
         self.call(in_script(command.into()))
     }
 
-    /// Runs a command inside MULTI and hands out its own answer.
+    /// Runs a command inside MULTI and returns its own reply.
     #[track_caller]
     pub fn transaction(&mut self, command: impl Into<Command>) -> Reply {
         assert_eq!(self.call("MULTI"), "OK");
@@ -272,19 +276,19 @@ impl Client {
         self.call("EXEC").array()[0].clone()
     }
 
-    /// Takes a lock and hands out its token. Fails if the lock is not granted.
+    /// Acquires a lock and returns its token. Fails if the lock is not granted.
     #[track_caller]
     pub fn acquire(&mut self, key_owner_and_options: &str) -> i64 {
         self.call(format!("LOCK.ACQUIRE {key_owner_and_options}")).int()
     }
 
-    /// Takes a fair lock and hands out its token. Fails if the lock is not granted.
+    /// Acquires a fair lock and returns its token. Fails if the lock is not granted.
     #[track_caller]
     pub fn acquire_fair(&mut self, key_owner_and_options: &str) -> i64 {
         self.call(format!("RFAIRLOCK.ACQUIRE {key_owner_and_options}")).int()
     }
 
-    /// The places of a fair lock in order, as "owner connected" or "owner detached".
+    /// The places of a fair lock in queue order, as "owner connected" or "owner detached".
     #[track_caller]
     pub fn places(&mut self, key: &str) -> Vec<String> {
         let waiters = self.call(format!("RFAIRLOCK.WAITERS {key}"));
@@ -292,7 +296,7 @@ impl Client {
         waiters.array().iter().map(|waiter| format!("{} {}", waiter.field("owner").text(), stay(waiter))).collect()
     }
 
-    /// Who holds a lock that has one holder at most.
+    /// The holder of a lock that has at most one.
     #[track_caller]
     pub fn holder(&mut self, key: &str) -> Option<Holder> {
         let info = self.call(format!("RLOCK.INFO {key}"));
@@ -301,7 +305,7 @@ impl Client {
         }
         let holders = info.field("holders");
         assert!(holders.array().len() <= 1, "more than one holder: {info:?}");
-        // A semaphore is there when nobody holds.
+        // An idle semaphore exists without a holder.
         let holder = holders.array().first()?;
         Some(Holder {
             owner: holder.field("owner").text(),
@@ -312,7 +316,7 @@ impl Client {
         })
     }
 
-    /// Whether nobody holds a lock any more, and its key has gone, if it is one that goes when idle.
+    /// Whether the lock has no holder and, unless it is a semaphore, its key is gone.
     #[track_caller]
     pub fn is_free(&mut self, key: &str) -> bool {
         self.holder(key).is_none() && !(self.family.goes_when_idle() && self.call(format!("EXISTS {key}")) == 1)
@@ -325,7 +329,8 @@ impl Client {
         waiters.array().iter().map(|waiter| waiter.field("owner").text()).collect()
     }
 
-    /// Has the append-only file rewritten, and waits until the server goes on with the new one. It counts a rewrite when it begins.
+    /// Rewrites the append-only file, and waits until the server uses the new one. The server
+    /// counts a rewrite when it begins.
     #[track_caller]
     pub fn rewrite_append_only_file(&mut self) {
         let rewrites = self.info_number("aof_rewrites");
@@ -353,13 +358,14 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Another test may be starting a process right now, whose copy of the socket would keep it open a little longer.
-        // A server that has closed it already is fine, too.
+        // `shutdown` and not only a close: another test may be starting a process right now, whose
+        // copy of the socket would keep the connection open a little longer. A server that has
+        // already closed it is fine, too.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-/// The command as the one call of a script.
+/// Wraps a command in a script that calls it.
 pub fn in_script(command: Command) -> Command {
     let mut words = Command::from("EVAL _ 0").0;
     words[1] = b"return redis.call(unpack(ARGV))".to_vec();

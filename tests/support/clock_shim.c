@@ -1,7 +1,8 @@
-/* A wall clock that a test can step, preloaded into a server: LD_PRELOAD of this file, built as a shared object.
+/* A wall clock that a test can step. Built as a shared object and loaded into a server with
+ * LD_PRELOAD.
  *
- * The file that RLOCK_TEST_CLOCK names holds one 64-bit number, the microseconds to add. The clocks that never step are
- * left alone. */
+ * The file named by RLOCK_TEST_CLOCK holds one 64-bit number, the microseconds to add to the wall
+ * clock. Clocks that never step are not changed. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Other libraries ask for the time before the constructor below has run. */
+/* Other libraries read the time before the constructor below has run. */
 static const volatile int64_t none = 0;
 static const volatile int64_t *step_us = &none;
 
@@ -55,7 +56,7 @@ time_t time(time_t *out) {
     return seconds;
 }
 
-/* Valkey 8.1 and newer bind a module to its own libraries first, and so past this file. */
+/* Valkey 8.1 and newer load modules with RTLD_DEEPBIND, which would bypass this file. */
 void *dlopen(const char *path, int mode) {
     void *(*next)(const char *, int) = dlsym(RTLD_NEXT, "dlopen");
     return next(path, mode & ~RTLD_DEEPBIND);

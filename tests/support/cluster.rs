@@ -1,4 +1,4 @@
-//! A cluster of three primaries with a replica each, and a client that follows redirections.
+//! A cluster of three primaries with one replica each, and a client that follows redirections.
 
 use std::io;
 use std::process::Command as Process;
@@ -12,14 +12,14 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 const NODES: usize = 6;
 
-/// How long a node may be silent before the others take it for dead.
+/// How long a node may be silent before the other nodes consider it dead.
 const NODE_TIMEOUT_LINE: &str = "cluster-node-timeout 1000";
 
-/// Two nodes that know each other. All slots are on the first.
+/// Starts two nodes that know each other. The first one serves all slots.
 #[track_caller]
 pub fn two_nodes() -> [Server; 2] {
     let start_node = || {
-        // By default it would be 10000 above the server's port, which may be no port at all.
+        // The default is the server's port plus 10,000, which may be above 65,535.
         let bus = format!("cluster-port {}", free_port());
         Server::with(&["cluster-enabled yes", &bus])
     };
@@ -43,7 +43,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Six nodes, made a cluster by the command line client as its manual says.
+    /// Starts six nodes and joins them with `redis-cli --cluster create`.
     #[track_caller]
     pub fn start() -> Cluster {
         let start_node = |_| {
@@ -57,13 +57,13 @@ impl Cluster {
             .args(["--cluster-replicas", "1", "--cluster-yes"])
             .output()
             .expect("the command line client runs");
-        assert!(output.status.success(), "no cluster: {}", String::from_utf8_lossy(&output.stdout));
+        assert!(output.status.success(), "no cluster was created: {}", String::from_utf8_lossy(&output.stdout));
         let cluster = Cluster { nodes };
         cluster.wait_until_whole();
         cluster
     }
 
-    /// Waits until every node knows of three primaries with a replica each that is up to date.
+    /// Waits until every node knows three primaries, each with one up-to-date replica.
     #[track_caller]
     pub fn wait_until_whole(&self) {
         for node in &self.nodes {
@@ -102,7 +102,7 @@ impl Cluster {
         self.nodes.iter().find(follows).expect("a replica of the primary")
     }
 
-    /// A primary that does not serve a key.
+    /// A primary that does not serve the key.
     #[track_caller]
     pub fn other_primary(&self, key: &str) -> &Server {
         let primary = self.primary_of(key).port();
@@ -114,20 +114,20 @@ impl Cluster {
         &self.nodes
     }
 
-    /// The node at a port, for what changes it.
+    /// The node on this port, for tests that change it.
     pub fn node_mut(&mut self, port: u16) -> &mut Server {
         self.nodes.iter_mut().find(|node| node.port() == port).expect("a node of this cluster")
     }
 
-    /// A client that asks the first node first.
+    /// Returns a client that starts at the first node.
     pub fn client(&self) -> ClusterClient {
         self.client_of(self.nodes[0].port())
     }
 
-    /// A client that asks the node at that port first.
+    /// Returns a client that starts at the node on this port.
     pub fn client_of(&self, port: u16) -> ClusterClient {
         let ports = self.nodes.iter().map(Server::port).collect();
-        let connection = Client::connect(port).expect("the node takes connections");
+        let connection = Client::connect(port).expect("the node accepts connections");
         ClusterClient { ports, connection }
     }
 }
@@ -136,14 +136,15 @@ fn flags(line: &str) -> Vec<&str> {
     line.split(' ').nth(2).unwrap_or_default().split(',').collect()
 }
 
-/// A client that goes where it is sent, and asks any node when its own is gone.
+/// A client that follows redirections, and connects to any node when its own is gone.
 pub struct ClusterClient {
     ports: Vec<u16>,
     connection: Client,
 }
 
 impl ClusterClient {
-    /// Sends a command to the node that serves it, and waits for the answer. Fails if there is none before the deadline.
+    /// Sends a command to the node that serves it, and waits for the reply. Fails if none arrives
+    /// within [`DEADLINE`].
     #[track_caller]
     pub fn call(&mut self, command: impl Into<Command>) -> Reply {
         let command = command.into();
@@ -183,7 +184,7 @@ impl ClusterClient {
     }
 }
 
-/// An answer that says where, or that it should be asked again.
+/// Whether the reply names another node, or asks to try again.
 fn is_redirection(line: &str) -> bool {
     ["MOVED ", "ASK ", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"].iter().any(|code| line.starts_with(code))
 }

@@ -1,18 +1,20 @@
-//! One test for all kinds of locks: its commands begin with `LOCK.`, and each family says them in its own words.
+//! One test for all kinds of locks: its commands begin with `LOCK.`, and each family translates
+//! them to its own commands.
 //!
-//! A client turns `LOCK.ACQUIRE job a PX 5000` into `RLOCK.ACQUIRE job a PX 5000` or `RRWLOCK.ACQUIRE job a WRITE PX 5000`,
-//! whichever family its server was started for. Inside EVAL, too.
+//! A client turns `LOCK.ACQUIRE job a PX 5000` into `RLOCK.ACQUIRE job a PX 5000` or
+//! `RRWLOCK.ACQUIRE job a WRITE PX 5000`, depending on the family of its server. This also works
+//! inside EVAL.
 
 use super::client::Command;
 
-/// A family of commands, and on a read-write lock the mode that is meant.
+/// A family of commands and, for read-write locks, the mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
     prefix: &'static str,
     mode: Option<&'static str>,
-    /// A semaphore has to be made before it is used.
+    /// Only semaphores have this: the number of permits to create them with.
     permits: Option<u32>,
-    /// What RLOCK.INFO says.
+    /// Shown by RLOCK.INFO.
     pub kind: &'static str,
     pub shown_mode: &'static str,
 }
@@ -21,38 +23,39 @@ pub const MUTEX: Family = Family { prefix: "RLOCK", mode: None, permits: None, k
 pub const FAIR: Family = Family { prefix: "RFAIRLOCK", kind: "fair", ..MUTEX };
 pub const READ: Family = Family { prefix: "RRWLOCK", mode: Some("READ"), kind: "rwlock", shown_mode: "read", ..MUTEX };
 pub const WRITE: Family = Family { mode: Some("WRITE"), shown_mode: "write", ..READ };
-/// Enough permits for whatever one owner takes.
+/// As many permits as one owner of a test ever takes.
 pub const SEMAPHORE: Family =
     Family { prefix: "RSEMAPHORE", permits: Some(100), kind: "semaphore", shown_mode: "permits", ..MUTEX };
-/// One permit, which makes it a lock that one owner has at a time.
+/// One permit, so that it behaves like an exclusive lock.
 pub const BINARY: Family = Family { permits: Some(1), ..SEMAPHORE };
 
-/// For what is true of a hold, whoever else holds.
+/// For properties of a hold that do not depend on other holders.
 pub const ALL: &[Family] = &[MUTEX, FAIR, READ, WRITE, SEMAPHORE];
-/// The same of those that go when nobody holds.
+/// Like [`ALL`], without semaphores, whose key stays when idle.
 pub const TRANSIENT: &[Family] = &[MUTEX, FAIR, READ, WRITE];
-/// For what is true of a lock that one owner holds and others want.
+/// For locks that one owner holds while others wait.
 pub const EXCLUSIVE: &[Family] = &[MUTEX, FAIR, WRITE, BINARY];
-/// The same where the owner that holds asks again, which on a semaphore is a request like any other.
+/// Like [`EXCLUSIVE`], without semaphores: there a repeated ACQUIRE by the holder is an ordinary
+/// request.
 pub const REENTRANT: &[Family] = &[MUTEX, FAIR, WRITE];
 
 impl Family {
-    /// A name that is like no other family's, where locks of all kinds are side by side.
+    /// A key name of this family alone, for tests that use locks of all kinds side by side.
     pub fn key(self, name: &str) -> String {
         format!("{name}-{}-{}", self.kind, self.shown_mode)
     }
 
-    /// Whether the key goes when nobody holds.
+    /// Whether the key is deleted when the lock has no holder.
     pub fn goes_when_idle(self) -> bool {
         self.permits.is_none()
     }
 
-    /// What makes a lock under a key ready to be asked for, if that needs a command.
-    pub(super) fn making(self, key: &str) -> Option<String> {
+    /// The command that creates a lock, if the family needs one.
+    pub(super) fn creation(self, key: &str) -> Option<String> {
         self.permits.map(|permits| format!("RSEMAPHORE.INIT {key} {permits}"))
     }
 
-    /// A command in the words of this family.
+    /// Replaces `LOCK.` in a command by this family's name, and adds the mode.
     pub(super) fn translate(self, command: &mut Command) {
         let words = &mut command.0;
         let Some(at) = words.iter().position(|word| word.starts_with(b"LOCK.")) else {

@@ -1,4 +1,4 @@
-//! The stream of effects of one server, read bit by bit and compared word for word.
+//! The effects that one server propagates, read step by step and compared word by word.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,11 +11,11 @@ const SOON: Duration = Duration::from_secs(5);
 /// Deadlines are written in whole milliseconds of the wall clock.
 const ROUNDING_MS: u64 = 2;
 
-/// What a server propagated, read bit by bit.
+/// Reads what a server propagates, step by step.
 pub struct Journal {
     pub server: Server,
     seen: usize,
-    /// When what comes next began, in unix milliseconds.
+    /// Start of the current step, in unix milliseconds.
     since_ms: u64,
 }
 
@@ -31,53 +31,55 @@ impl Journal {
         Journal { server, seen: 0, since_ms: unix_ms() }
     }
 
-    /// Exactly these commands were propagated since the last look, in this order. The braces of a transaction and the
-    /// name of the effect command are left out. `@ms` stands for a deadline so far in the future, `#` for any number.
+    /// Asserts that exactly these commands were propagated since the last call, in this order. It
+    /// ignores MULTI, EXEC and the name of the effect command. `@5000` matches a deadline 5000 ms
+    /// in the future, and `#` any number.
     #[track_caller]
     pub fn expect(&mut self, what: &str, expected: &[&str]) {
         let mut lines = Vec::new();
         eventually(SOON, || {
             lines = propagated(&self.server)[self.seen..].to_vec();
-            let told = lines.iter().filter(|words| !is_brace(words)).count();
-            // What comes too much is there at the same moment: it belongs to the same command or the same timer.
-            told >= expected.len()
+            let actual = lines.iter().filter(|words| !is_multi_or_exec(words)).count();
+            // An unexpected extra command arrives at the same moment: the same command or the same
+            // timer call writes it.
+            actual >= expected.len()
         });
         self.seen += lines.len();
-        let told: Vec<_> = lines.iter().filter(|words| !is_brace(words)).map(|words| show(words)).collect();
-        let fits = told.len() == expected.len()
-            && told.iter().zip(expected).all(|(told, expected)| self.is_line(told, expected));
-        assert!(fits, "{what}:\n told     {told:#?}\n expected {expected:#?}");
+        let actual: Vec<_> = lines.iter().filter(|words| !is_multi_or_exec(words)).map(|words| show(words)).collect();
+        let fits = actual.len() == expected.len()
+            && actual.iter().zip(expected).all(|(actual, expected)| self.is_line(actual, expected));
+        assert!(fits, "{what}:\n actual     {actual:#?}\n expected {expected:#?}");
         self.since_ms = unix_ms();
     }
 
-    /// What was told until now is not looked at.
+    /// Ignores everything propagated so far.
     pub fn skip(&mut self) {
         self.seen = propagated(&self.server).len();
         self.since_ms = unix_ms();
     }
 
-    fn is_line(&self, told: &str, expected: &str) -> bool {
-        let (told, expected): (Vec<_>, Vec<_>) = (told.split(' ').collect(), expected.split(' ').collect());
-        told.len() == expected.len()
-            && told.iter().zip(expected).all(|(told, expected)| match expected.split_once('@') {
+    fn is_line(&self, actual: &str, expected: &str) -> bool {
+        let (actual, expected): (Vec<_>, Vec<_>) = (actual.split(' ').collect(), expected.split(' ').collect());
+        actual.len() == expected.len()
+            && actual.iter().zip(expected).all(|(actual, expected)| match expected.split_once('@') {
                 Some((before, ahead_ms)) => {
                     let ahead_ms: u64 = ahead_ms.parse().expect("a number");
                     let range = self.since_ms + ahead_ms..=unix_ms() + ahead_ms + ROUNDING_MS;
-                    let at_ms = told.strip_prefix(before).and_then(|told| told.parse().ok());
+                    let at_ms = actual.strip_prefix(before).and_then(|actual| actual.parse().ok());
                     at_ms.is_some_and(|at_ms| range.contains(&at_ms))
                 }
-                None if expected == "#" => told.bytes().all(|byte| byte.is_ascii_digit()),
-                None => *told == expected,
+                None if expected == "#" => actual.bytes().all(|byte| byte.is_ascii_digit()),
+                None => *actual == expected,
             })
     }
 }
 
-/// Whether this is the beginning or the end of a transaction.
-pub fn is_brace(words: &[Vec<u8>]) -> bool {
+/// Whether this is MULTI or EXEC.
+pub fn is_multi_or_exec(words: &[Vec<u8>]) -> bool {
     words == [b"MULTI"] || words == [b"EXEC"]
 }
 
-/// A command as one line, without the name of the effect command.
+/// Formats a command as one line, without the name of the effect command.
 pub fn show(words: &[Vec<u8>]) -> String {
     let words = words.strip_prefix(&[b"RLOCK.APPLY".to_vec()]).unwrap_or(words);
     words.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>().join(" ")

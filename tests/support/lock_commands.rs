@@ -1,10 +1,10 @@
-//! Random commands on locks of every kind, for tests that do everything at once.
+//! Random commands on locks of every kind, for tests that run everything at once.
 
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
-/// The answers of [`any_lock_command`] that are errors, by their beginning. Every other error is a bug.
+/// Prefixes of the errors that [`any_lock_command`] may cause. Any other error is a bug.
 pub const LOCK_ERRORS: [&str; 9] = [
     "NOTOWNER",
     "STALE",
@@ -17,18 +17,18 @@ pub const LOCK_ERRORS: [&str; 9] = [
     "ERR the semaphore has",
 ];
 
-/// The name of one of so many keys.
+/// Picks one of `keys` key names.
 pub fn any_key(random: &mut StdRng, keys: usize) -> String {
     format!("lock-{}", random.random_range(0..keys))
 }
 
-/// A command on one of so many keys, by one of four owners, with the lease that is given. One of `rarely` waits, for a few
-/// milliseconds.
+/// Returns a random command on one of `keys` keys, by one of four owners. One in `rarely` ACQUIREs
+/// waits, for a few milliseconds.
 pub fn any_lock_command(random: &mut StdRng, keys: usize, lease_ms: u64, rarely: u32) -> String {
     let number = random.random_range(0..keys);
     let key = format!("lock-{number}");
     let owner = format!("owner-{}", random.random_range(0..4));
-    // Mostly a kind of its own for each key, so that commands meet a lock that they fit.
+    // Mostly one kind for each key, so that most commands fit the lock that they meet.
     let kind = if random.random_ratio(9, 10) { number } else { random.random_range(0..5) };
     let family = ["RLOCK", "RFAIRLOCK", "RRWLOCK", "RSEMAPHORE", "RLOCK"][kind % 5];
     let mode = match family {
@@ -51,7 +51,7 @@ pub fn any_lock_command(random: &mut StdRng, keys: usize, lease_ms: u64, rarely:
                 "MACQUIRE" => format!(" PX {lease_ms}{}", wait(random, rarely)),
                 _ => String::new(),
             };
-            // Twice the same key is an error of the test.
+            // The module refuses a repeated key, so the test avoids it.
             let keys = if other == key { format!("1 {key}") } else { format!("2 {key} {other}") };
             format!("RLOCK.{verb} {keys} {owner}{options}{request_id}")
         }

@@ -1,4 +1,4 @@
-//! Listening: connections that hear what is published.
+//! Connections that listen to channels.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::client::Client;
 use super::server::Server;
 
-/// A connection that listens to a channel.
+/// Returns a connection that listens to a channel.
 #[track_caller]
 pub fn subscriber(server: &Server, channel: &str) -> Client {
     let mut client = server.client();
@@ -14,15 +14,15 @@ pub fn subscriber(server: &Server, channel: &str) -> Client {
     client
 }
 
-/// The next message on the one channel that a connection listens to.
+/// Returns the next message on the only channel of this connection.
 #[track_caller]
 pub fn message(subscriber: &mut Client) -> String {
     subscriber.reply().array()[2].text()
 }
 
-/// Nothing comes: so long the module had to do the wrong thing.
+/// Asserts that no message arrives. A module that sends one by mistake has 100 ms to do so.
 #[track_caller]
 pub fn assert_silent(subscriber: &mut Client) {
     let message = subscriber.reply_within(Duration::from_millis(100));
-    assert_eq!(message.expect_err("nothing to say").kind(), ErrorKind::TimedOut);
+    assert_eq!(message.expect_err("a message arrived").kind(), ErrorKind::TimedOut);
 }

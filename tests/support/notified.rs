@@ -1,4 +1,5 @@
-//! The second way of waiting: a request that is answered on a channel, which looks to a test like one that blocks.
+//! Waiting with NOTIFY: the reply comes on a channel, but the request looks to a test like one that
+//! blocks.
 
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,24 +8,24 @@ use std::time::{Duration, Instant};
 use super::client::{Client, Command};
 use super::reply::Reply;
 
-/// Whether waiters wait for a message, and not blocked: the whole suite is run in both ways.
+/// Whether waiters use NOTIFY instead of blocking. The whole suite runs in both modes.
 pub fn is_asked_for() -> bool {
     std::env::var_os("RLOCK_WAIT_BY_NOTIFY").is_some()
 }
 
 const LONGEST_CHANNEL: usize = 512;
 
-/// Ids rise over all tests, and above those that tests give.
+/// Request ids rise across all tests, and start above the ids that tests choose.
 static LAST_ID: AtomicU64 = AtomicU64::new(1_000_000);
 
-/// What comes on a channel for one request.
+/// A subscriber that waits for the message of one request.
 pub struct Awaited {
     subscriber: Client,
     id: String,
 }
 
 impl Awaited {
-    /// The message as what a blocked connection would have been answered.
+    /// Waits for the message, and returns it as the reply that a blocked connection would get.
     pub fn reply_within(&mut self, patience: Duration) -> io::Result<Reply> {
         let deadline = Instant::now() + patience;
         loop {
@@ -33,7 +34,7 @@ impl Awaited {
                 return Err(ErrorKind::TimedOut.into());
             }
             let push = self.subscriber.reply_within(left)?;
-            let [kind, _, message] = push.array() else { panic!("no message: {push:?}") };
+            let [kind, _, message] = push.array() else { panic!("not a message: {push:?}") };
             if kind.text() == "sunsubscribe" {
                 return Ok(Reply::Error("UNBLOCKED the slot of the channel has gone".to_owned()));
             }
@@ -56,15 +57,17 @@ fn translated(message: &str, id: &str) -> Option<Reply> {
         "granted" => Reply::Array(tokens),
         "nil" => Reply::Nil,
         "error" => Reply::Error(rest.to_owned()),
-        _ => panic!("an unknown message: {message}"),
+        _ => panic!("unknown message: {message}"),
     })
 }
 
-/// Lets `client` ask in this way. The answer is there already, or is to come.
+/// Sends the request with NOTIFY. Returns the reply if it came at once, and otherwise the pending
+/// message.
 pub fn ask(client: &mut Client, mut subscriber: Client, mut command: Command) -> Result<Reply, Box<Awaited>> {
     let words: Vec<String> = command.0.iter().map(|word| String::from_utf8_lossy(word).to_uppercase()).collect();
     let is_cluster = subscriber.info("cluster_enabled") == "1";
-    // A channel of the key's own name is in the key's slot, which matters in a cluster only.
+    // The channel has the same name as the key and is therefore in the same slot, which matters in
+    // a cluster.
     let mut channel = command.0[if words[0].contains(".M") { 2 } else { 1 }].clone();
     channel.truncate(LONGEST_CHANNEL);
     let subscribe: &[u8] = if is_cluster { b"SSUBSCRIBE" } else { b"SUBSCRIBE" };

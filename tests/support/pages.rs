@@ -1,34 +1,35 @@
-//! The pages of the documents, and the blocks that stand in them between fences.
+//! The pages of the documentation and their fenced blocks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub const CLIENT_PROMPT: &str = "127.0.0.1:6379> ";
 pub const SHELL_PROMPT: &str = "$ ";
-/// Where a line runs the tool of this project.
+/// Lines with this prompt run the project's command-line tool.
 pub const TOOL_PROMPT: &str = "$ rlock ";
 
 /// A fenced block of a page.
 pub struct Block {
-    /// The page, and the line where it begins.
+    /// The page, and the line on which the block begins.
     pub place: String,
-    /// The word behind the fence.
+    /// The word after the opening fence.
     pub language: String,
     pub text: String,
 }
 
 impl Block {
-    /// What is typed into the command line client, over one connection; otherwise it is typed into a shell.
+    /// Whether the block is a session of `redis-cli` over one connection. Otherwise it is a shell
+    /// session.
     pub fn is_client_session(&self) -> bool {
         self.text.starts_with(CLIENT_PROMPT)
     }
 
-    /// Whether a line of it runs the tool.
+    /// Whether any line runs the project's tool.
     pub fn needs_tool(&self) -> bool {
         self.text.lines().any(|line| line.starts_with(TOOL_PROMPT))
     }
 
-    /// The commands behind a prompt, and the lines that follow each.
+    /// The commands after a prompt, each with the lines that follow it.
     pub fn steps(&self) -> Vec<(String, String)> {
         let prompt = if self.is_client_session() { CLIENT_PROMPT } else { SHELL_PROMPT };
         let mut steps: Vec<(String, String)> = Vec::new();
@@ -36,14 +37,14 @@ impl Block {
             match (line.strip_prefix(prompt), steps.last_mut()) {
                 (Some(command), _) => steps.push((command.to_owned(), String::new())),
                 (None, Some((_, answer))) => *answer += &format!("{line}\n"),
-                (None, None) => panic!("{}: a console block begins with a prompt", self.place),
+                (None, None) => panic!("{}: a console block must begin with a prompt", self.place),
             }
         }
         steps
     }
 }
 
-/// The pages in the order in which somebody may read them. The root is the folder of the workspace.
+/// All pages in reading order. `root` is the workspace folder.
 pub fn pages(root: &Path) -> Vec<PathBuf> {
     let folder = |name: &str| {
         let entries = fs::read_dir(root.join(name)).expect("a folder").map(|entry| entry.expect("an entry").path());
@@ -61,7 +62,7 @@ pub fn blocks(page: &Path) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut is_inside = false;
     for (number, line) in text.lines().enumerate() {
-        // A block in an item of a list is indented.
+        // Blocks inside list items are indented.
         match (line.trim_start().strip_prefix("```"), is_inside) {
             (Some(language), false) => {
                 let place = format!("{}:{}", page.display(), number + 1);
@@ -73,6 +74,6 @@ pub fn blocks(page: &Path) -> Vec<Block> {
             (None, false) => {}
         }
     }
-    assert!(!is_inside, "{}: a block has no end", page.display());
+    assert!(!is_inside, "{}: a fenced block is not closed", page.display());
     blocks
 }

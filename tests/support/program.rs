@@ -1,4 +1,5 @@
-//! Which server is under test: `redis-server`, or what RLOCK_SERVER names, and the programs that belong to it.
+//! The server under test, `redis-server` or the one that RLOCK_SERVER names, and its command-line
+//! client.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,10 +10,11 @@ pub fn server() -> OsString {
     env::var_os("RLOCK_SERVER").unwrap_or_else(|| "redis-server".into())
 }
 
-/// The command line client beside that server, as `valkey-cli` is beside `valkey-server`, or the installed `redis-cli`.
+/// The client next to that server, such as `valkey-cli` next to `valkey-server`, or else the
+/// installed `redis-cli`.
 pub fn cli() -> PathBuf {
     let server = PathBuf::from(server());
     let name = server.file_name().map(|name| name.to_string_lossy().replace("-server", "-cli"));
-    let beside = name.map(|name| server.with_file_name(name)).filter(|path| path != &server && path.exists());
-    beside.unwrap_or_else(|| "redis-cli".into())
+    let sibling = name.map(|name| server.with_file_name(name)).filter(|path| path != &server && path.exists());
+    sibling.unwrap_or_else(|| "redis-cli".into())
 }

@@ -1,13 +1,15 @@
-//! What a server propagates, read from its append-only file: replicas are sent the same commands.
+//! The commands that a server propagates, read from its append-only file. Replicas receive the same
+//! commands.
 
 use std::fs;
 
 use super::reply::Reply;
 use super::server::Server;
 
-/// The commands appended since the file was last rewritten, each as its words. SELECT is left out: it only sets the stage.
+/// Returns the commands appended since the last rewrite, each as its words. SELECT is left out,
+/// because it is not a change.
 ///
-/// The server writes the file before it answers, so what a client has seen is in it.
+/// The server writes the file before it replies, so everything that a client has seen is in it.
 #[track_caller]
 pub fn propagated(server: &Server) -> Vec<Vec<Vec<u8>>> {
     let folder = server.folder().join("appendonlydir");
@@ -23,7 +25,7 @@ pub fn propagated(server: &Server) -> Vec<Vec<Vec<u8>>> {
     let mut commands = Vec::new();
     let mut at = 0;
     while at < stream.len() {
-        let (command, length) = Reply::parse(&stream[at..]).expect("no half command");
+        let (command, length) = Reply::parse(&stream[at..]).expect("a complete command");
         let words: Vec<_> = command.array().iter().map(|word| word.bytes().to_vec()).collect();
         if words[0] != b"SELECT" {
             commands.push(words);

@@ -1,25 +1,27 @@
-//! Replies as they stand on the wire, in RESP2 and RESP3.
+//! Replies of RESP2 and RESP3.
 
 use std::fmt;
 
-/// One reply. Simple and bulk strings are one thing here: no test cares which of them came.
+/// One reply. Simple and bulk strings are not distinguished, because no test depends on the
+/// difference.
 #[derive(Clone, PartialEq)]
 pub enum Reply {
     Nil,
     Int(i64),
     Text(Vec<u8>),
-    /// The whole line behind the `-`, code included.
+    /// The whole line after the `-`, including the code.
     Error(String),
     Array(Vec<Reply>),
-    /// Only RESP3 has maps. In RESP2 the same command answers with a flat array.
+    /// Only RESP3 has maps. In RESP2 the same command returns a flat array.
     Map(Vec<(Reply, Reply)>),
 }
 
 impl Reply {
-    /// The first reply in `bytes` and how many bytes it took, or None while some of it is missing.
+    /// Parses the first reply in `bytes`, and returns it with its length. Returns None while the
+    /// reply is incomplete.
     pub fn parse(bytes: &[u8]) -> Option<(Reply, usize)> {
         let line_end = bytes.windows(2).position(|pair| pair == b"\r\n")?;
-        let line = std::str::from_utf8(&bytes[1..line_end]).expect("a reply's head is text");
+        let line = std::str::from_utf8(&bytes[1..line_end]).expect("the first line of a reply is text");
         let body = line_end + 2;
         let number = || line.parse::<i64>().expect("a length or an integer");
         let parsed = match bytes[0] {
@@ -41,7 +43,7 @@ impl Reply {
                 let (items, end) = parse_many(bytes, body, 2 * number() as usize)?;
                 (Reply::Map(pair_up(&items)), end)
             }
-            other => panic!("a reply of an unknown type: {:?}", char::from(other)),
+            other => panic!("unknown reply type: {:?}", char::from(other)),
         };
         Some(parsed)
     }
@@ -75,7 +77,7 @@ impl Reply {
         }
     }
 
-    /// The pairs of a map, whichever way the protocol in use writes one.
+    /// The pairs of a map, in both protocols.
     #[track_caller]
     pub fn pairs(&self) -> Vec<(Reply, Reply)> {
         match self {
@@ -91,7 +93,7 @@ impl Reply {
         found.unwrap_or_else(|| panic!("no field {name} in {self:?}")).1
     }
 
-    /// The names of a map's fields, sorted: their order is not part of the contract.
+    /// The field names of a map, sorted, because their order is not part of the contract.
     #[track_caller]
     pub fn field_names(&self) -> Vec<String> {
         let mut names: Vec<_> = self.pairs().iter().map(|(name, _)| name.text()).collect();
@@ -99,7 +101,7 @@ impl Reply {
         names
     }
 
-    /// Fails unless this is an error whose first word is `code`. Hands out the whole line.
+    /// Fails unless this is an error whose first word is `code`. Returns the whole line.
     #[track_caller]
     pub fn expect_error(&self, code: &str) -> &str {
         match self {

@@ -1,4 +1,4 @@
-//! Sentinels: three processes that watch a primary and promote a replica when it is gone.
+//! Three Sentinels that watch a primary and promote a replica when the primary is gone.
 
 use std::fs;
 use std::process::{Command as Process, Stdio};
@@ -11,23 +11,24 @@ use super::process::OwnedProcess;
 use super::server::free_port;
 use super::{Reply, eventually, program};
 
-/// How long a primary may be silent before a Sentinel takes it for dead. A promotion cuts the Sentinels off, which connect again
-/// within a second: with less than that they replace the new primary at once.
+/// How long a primary may be silent before a Sentinel considers it dead. A promotion closes the
+/// Sentinels' connections, and they reconnect within one second. With a shorter time they would
+/// replace the new primary at once.
 const DOWN_AFTER_MS: u32 = 2000;
 
-/// Sentinels see each other once in two seconds, and their servers once in ten.
+/// Sentinels discover each other every 2 seconds, and poll their servers every 10 seconds.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 const COUNT: usize = 3;
 
-/// Three Sentinels. They are gone when this is dropped, also when the test fails.
+/// Three Sentinels. Dropping the value ends them, even if the test fails.
 pub struct Sentinels {
     members: Vec<(OwnedProcess, u16)>,
     folder: TempDir,
 }
 
 impl Sentinels {
-    /// Sentinels of a primary whose replicas are attached already.
+    /// Starts Sentinels for a primary whose replicas are already attached.
     #[track_caller]
     pub fn of(primary: u16, replicas: usize) -> Sentinels {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -60,23 +61,23 @@ impl Sentinels {
         sentinels
     }
 
-    /// Where they listen.
+    /// The ports of the Sentinels.
     #[allow(dead_code, reason = "the tests of the client use it")]
     pub fn ports(&self) -> impl Iterator<Item = u16> {
         self.members.iter().map(|(_, port)| *port)
     }
 
-    /// Where the primary is, by the first Sentinel's word.
+    /// The port of the primary, as the first Sentinel reports it.
     pub fn primary(&self) -> Option<u16> {
         primary_by(&mut Client::connect(self.members[0].1).ok()?)
     }
 
-    /// Waits until all of them agree on the primary, on its healthy replicas, and on each other: until the next primary that
-    /// dies will be replaced.
+    /// Waits until all Sentinels agree on the primary, its healthy replicas, and each other. From
+    /// then on they replace a primary that dies.
     #[track_caller]
     pub fn wait_until_ready(&self, primary: u16, replicas: usize) {
         for (_, port) in &self.members {
-            let mut client = Client::connect(*port).expect("the Sentinel takes connections");
+            let mut client = Client::connect(*port).expect("the Sentinel accepts connections");
             eventually(DEADLINE, || {
                 let healthy = |flags: Reply| flags == "slave";
                 let known = client.call("SENTINEL REPLICAS fleet");

@@ -1,4 +1,5 @@
-//! A server of one test: its own process, port and folder. It is gone when the value is dropped, also when the test fails.
+//! A server that belongs to one test: its own process, port and folder. Dropping the value ends the
+//! process, even if the test fails.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,10 +22,10 @@ use super::program;
 use super::reply::Reply;
 use super::wall_clock::WallClock;
 
-/// A loaded machine starts a server in tens of milliseconds.
+/// Even a loaded machine starts a server in tens of milliseconds.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
-/// What a server or a caught Rust panic writes to the log when it goes wrong.
+/// Log marks of a server crash or of a Rust panic that the module caught.
 const CRASH_MARKS: [&str; 5] =
     ["BUG REPORT", "crashed by signal", "ASSERTION FAILED", "panic", "rlock: internal error"];
 
@@ -34,44 +35,45 @@ pub struct Server {
     folder: TempDir,
     environment: Environment,
     family: Family,
-    /// Marks in the log that a test expects.
+    /// Marks that the test expects in the log.
     forgiven: Vec<&'static str>,
 }
 
-/// What is added to the environment of the process.
+/// Extra environment variables for the process.
 type Environment = Vec<(&'static str, PathBuf)>;
 
 impl Server {
-    /// A server with the module, without persistence.
+    /// Starts a server with the module and without persistence.
     pub fn start() -> Server {
         Server::with(&[])
     }
 
-    /// The same with further lines for its configuration file.
+    /// Like [`start`](Self::start), with extra lines for the configuration file.
     pub fn with(lines: &[&str]) -> Server {
         Server::with_module_arguments("", lines)
     }
 
-    /// The same with arguments behind the path in the loadmodule line.
+    /// Like [`with`](Self::with), with arguments after the path in the `loadmodule` line.
     pub fn with_module_arguments(arguments: &str, lines: &[&str]) -> Server {
-        Server::try_start(arguments, lines).unwrap_or_else(|log| panic!("no start:\n{log}"))
+        Server::try_start(arguments, lines).unwrap_or_else(|log| panic!("the server did not start:\n{log}"))
     }
 
-    /// A server that lives by a clock of its own.
+    /// Starts a server whose wall clock the test can step.
     pub fn with_wall_clock(clock: &WallClock, lines: &[&str]) -> Server {
         let started = Server::try_start_in(clock.environment().to_vec(), "", lines);
-        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+        started.unwrap_or_else(|log| panic!("the server did not start:\n{log}"))
     }
 
-    /// One server after the other, each for a family, without persistence.
+    /// Starts one server after another, one for each family, without persistence.
     pub fn for_each(families: &[Family]) -> impl Iterator<Item = Server> {
         families.iter().map(|family| Server::start().speaking(*family))
     }
 
-    /// The same server, whose clients from now on mean a family by `LOCK.`. There is a lock under `job` to be asked for.
+    /// Makes the clients of this server read `LOCK.` as commands of `family`, and creates the
+    /// semaphore `job` if the family needs one.
     #[track_caller]
     pub fn speaking(mut self, family: Family) -> Server {
-        // The output of a failed test ends with the family that failed.
+        // On failure the last line names the family that failed.
         eprintln!("{family:?}");
         self.family = family;
         self.client().make("job");
@@ -82,23 +84,24 @@ impl Server {
         self.family
     }
 
-    /// A server with an append-only file that is on disk before a client has its answer.
+    /// Starts a server whose append-only file is synced to disk before each reply.
     pub fn with_aof(lines: &[&str]) -> Server {
         Server::with(&[&["appendonly yes", "appendfsync always"], lines].concat())
     }
 
-    /// A replica to which every write streams without delay.
+    /// Starts a replica, and returns once writes stream to it without delay.
     pub fn replica_of(primary: &Server, lines: &[&str]) -> Server {
         let upstream = format!("replicaof 127.0.0.1 {}", primary.port);
         let replica = Server::with(&[&[upstream.as_str()], lines].concat());
         replica.catch_up_with(primary);
-        // The primary starts streaming up to a second after the synchronisation. A lease should not run meanwhile.
+        // The primary starts to stream up to one second after the synchronisation. No lease should
+        // run during that time.
         primary.client().call("PUBLISH stream -");
         replica.catch_up_with(primary);
         replica
     }
 
-    /// Starts a server, or hands out the log of one that gave up.
+    /// Starts a server, or returns the log if it gave up.
     pub fn try_start(module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
         Server::try_start_in(Environment::new(), module_arguments, lines)
     }
@@ -112,8 +115,9 @@ impl Server {
         set_limits();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().display();
-        // Without the delay of 0 a replica's first synchronisation takes five seconds. After a crash the machine's memory is
-        // not what is in doubt.
+        // `repl-diskless-sync-delay 0`: otherwise the first synchronisation of a replica takes 5
+        // seconds. `crash-memcheck-enabled no`: after a crash we do not suspect the machine's
+        // memory.
         let configuration = format!(
             "bind 127.0.0.1\nsave \"\"\nenable-debug-command local\nrepl-diskless-sync-delay 0\n\
              crash-memcheck-enabled no\ndir {path}\nlogfile {path}/log\n{load}\n{}\n{}",
@@ -125,54 +129,57 @@ impl Server {
         Ok(Server { process, port, folder, environment, family: MUTEX, forgiven: Vec::new() })
     }
 
-    /// Ends the process as a power cut does, and starts another on the same files.
+    /// Kills the process with SIGKILL and starts another one on the same files.
     #[track_caller]
     pub fn kill_and_restart(&mut self) {
         self.kill();
         self.restart();
     }
 
-    /// SIGKILL. Clients see their connections close. Fails if the server had logged that something broke: the next start takes the log away.
+    /// Sends SIGKILL. Clients see their connections close. Fails if the log shows a crash, because
+    /// the next start deletes the log.
     #[track_caller]
     pub fn kill(&mut self) {
         self.process.kill();
         if !std::thread::panicking() {
             let log = self.log();
-            assert_eq!(crash_mark(&log, &self.forgiven), None, "the server has crashed:\n{}", excerpt(&log));
+            assert_eq!(crash_mark(&log, &self.forgiven), None, "the server crashed:\n{}", excerpt(&log));
         }
     }
 
-    /// Starts a killed server again on the files that it has left, and on another port.
+    /// Restarts a killed server on the files that it left, on another port.
     #[track_caller]
     pub fn restart(&mut self) {
-        self.try_restart().unwrap_or_else(|log| panic!("no restart:\n{log}"));
+        self.try_restart().unwrap_or_else(|log| panic!("the server did not restart:\n{log}"));
     }
 
-    /// The same where the files may be beyond repair: hands out the log if the server gives up in good order.
+    /// Like [`restart`](Self::restart), for files that may be damaged: returns the log if the
+    /// server refuses them without a crash.
     #[track_caller]
     pub fn try_restart(&mut self) -> Result<(), String> {
         let launched = launch(self.folder.path(), &self.environment, ANY_PORT, &[]);
         if let Err(log) = &launched {
-            assert_eq!(crash_mark(log, &[]), None, "the server has crashed:\n{log}");
+            assert_eq!(crash_mark(log, &[]), None, "the server crashed:\n{log}");
         }
         (self.process, self.port) = launched?;
         Ok(())
     }
 
-    /// A server without the module.
+    /// Starts a server without the module.
     pub fn without_module(lines: &[&str]) -> Server {
         let started = Server::try_start_with(Environment::new(), "", lines);
-        started.unwrap_or_else(|log| panic!("no start:\n{log}"))
+        started.unwrap_or_else(|log| panic!("the server did not start:\n{log}"))
     }
 
-    /// Takes the module out of the configuration of a killed server, and starts it again on the files that it has left.
+    /// Removes the module from the configuration of a killed server and restarts it on the files
+    /// that it left.
     #[track_caller]
     pub fn try_restart_without_module(&mut self) -> Result<(), String> {
         self.remove_line("loadmodule ");
         self.try_restart()
     }
 
-    /// Removes a line that begins like this from the configuration file.
+    /// Removes all lines with this prefix from the configuration file.
     #[track_caller]
     pub fn remove_line(&self, beginning: &str) {
         let path = self.folder.path().join("redis.conf");
@@ -181,7 +188,8 @@ impl Server {
         fs::write(&path, kept.join("\n") + "\n").expect("a configuration file");
     }
 
-    /// Ends the process as a power cut does, and starts another on the same files and port, where its clients look for it.
+    /// Like [`kill_and_restart`](Self::kill_and_restart), on the same port, so that its clients
+    /// find it again.
     #[allow(dead_code, reason = "the tests of the client use it")]
     #[track_caller]
     pub fn kill_and_restart_on_its_port(&mut self) {
@@ -189,49 +197,50 @@ impl Server {
         self.restart_in_place(&[]);
     }
 
-    /// Starts a killed member of a fleet again where it was, with further words on its command line.
+    /// Restarts a killed server on its old port, with extra command-line arguments.
     #[track_caller]
     pub fn restart_in_place(&mut self, words: &[&str]) {
         (self.process, self.port) = launch(self.folder.path(), &self.environment, self.port, words)
-            .unwrap_or_else(|log| panic!("no restart:\n{log}"));
+            .unwrap_or_else(|log| panic!("the server did not restart:\n{log}"));
     }
 
     #[track_caller]
     pub fn client(&self) -> Client {
-        self.try_client().expect("the server takes connections")
+        self.try_client().expect("the server accepts connections")
     }
 
-    /// The same where others may close the connection at any moment.
+    /// Like [`client`](Self::client), where someone else may close the connection at any moment.
     pub fn try_client(&self) -> io::Result<Client> {
         let mut client = Client::connect(self.port)?;
         client.speak(self.family);
         Ok(client)
     }
 
-    /// Whether it is a `master` or a `slave` by its own word. No word is none: with each role that a Sentinel gives it also closes all
-    /// connections, that of whoever asks among them.
+    /// Whether ROLE reports `master` or `slave`. A failed call counts as no: a Sentinel that
+    /// changes the role also closes all connections, including this one.
     pub fn has_role(&self, role: &str) -> bool {
         let asked = self.try_client().and_then(|mut client| client.try_call("ROLE"));
         asked.is_ok_and(|answer| answer.array()[0] == role)
     }
 
-    /// A client whose command has reached the server and waits there: blocked, or for a message if the suite is run in that way.
+    /// Returns a client whose command waits in the server's queue. It is blocked, or waits for a
+    /// message if the suite runs with RLOCK_WAIT_BY_NOTIFY.
     #[track_caller]
     pub fn waiter(&self, command: impl Into<Command>) -> Client {
         if notified::is_asked_for() { self.notified_waiter(command) } else { self.blocked_waiter(command) }
     }
 
-    /// A client whose command has reached the server and waits there, for a message on a channel.
+    /// Returns a client whose command waits in the server's queue, for a message on a channel.
     #[track_caller]
     pub fn notified_waiter(&self, command: impl Into<Command>) -> Client {
         let mut client = self.client();
         let command = command.into();
-        client.ask_notified(self.client(), command.clone());
-        assert!(client.is_told_elsewhere(), "{command:?} does not wait: {:?}", client.reply());
+        client.send_notified(self.client(), command.clone());
+        assert!(client.awaits_message(), "{command:?} does not wait: {:?}", client.reply());
         client
     }
 
-    /// A client whose command has reached the server and waits there, blocked.
+    /// Returns a client whose command waits in the server's queue, blocked.
     #[track_caller]
     pub fn blocked_waiter(&self, command: impl Into<Command>) -> Client {
         let mut client = self.client();
@@ -241,20 +250,20 @@ impl Server {
         eventually(Duration::from_secs(10), || {
             let line = observer.call(format!("CLIENT LIST ID {}", client.id())).text();
             let flags = line.split(' ').find_map(|word| word.strip_prefix("flags="));
-            assert!(flags.is_some(), "the client of {command:?} has gone");
+            assert!(flags.is_some(), "the client of {command:?} is gone");
             flags.is_some_and(|flags| flags.contains('b'))
         });
         client
     }
 
-    /// Waits until the server has seen that a client is gone.
+    /// Waits until the server has noticed that a client is gone.
     #[track_caller]
     pub fn wait_for_departure_of(&self, client_id: i64) {
         let mut observer = self.client();
         eventually(Duration::from_secs(10), || observer.call(format!("CLIENT LIST ID {client_id}")).text().is_empty());
     }
 
-    /// Waits until this replica has applied all that the primary has done so far.
+    /// Waits until this replica has applied all writes that the primary has made so far.
     #[track_caller]
     pub fn catch_up_with(&self, primary: &Server) {
         let mut replica = self.client();
@@ -263,21 +272,21 @@ impl Server {
         eventually(START_DEADLINE, || replica.info_number("slave_repl_offset") >= target);
     }
 
-    /// Stops the process for a while. What is sent to it meanwhile, or closed, it finds all at once afterwards: in one turn of
-    /// its event loop.
+    /// Stops the process, runs `actions`, and continues it. The process then sees all commands
+    /// and closed connections from that time at once, in one turn of its event loop.
     #[track_caller]
-    pub fn while_stopped(&self, happenings: impl FnOnce()) {
+    pub fn while_stopped(&self, actions: impl FnOnce()) {
         self.process.stop();
-        happenings();
+        actions();
         self.process.go_on();
     }
 
-    /// From now on its disk is full: none of its files may grow.
+    /// Simulates a full disk: from now on none of the server's files may grow.
     pub fn fill_disk(&self) {
         self.process.limit_files(0);
     }
 
-    /// There is room on its disk again.
+    /// Ends [`fill_disk`](Self::fill_disk).
     pub fn empty_disk(&self) {
         self.process.limit_files(libc::RLIM_INFINITY);
     }
@@ -290,8 +299,8 @@ impl Server {
         self.folder.path()
     }
 
-    /// Fails if the server has died, does not answer, or has logged that something broke. Dropping a server asserts the same,
-    /// so each test ends with it.
+    /// Fails if the server has ended, does not answer, or has a crash in its log. Dropping a server
+    /// runs the same check, so every test ends with it.
     #[track_caller]
     pub fn assert_alive(&mut self) {
         if let Err(trouble) = self.check_health() {
@@ -299,19 +308,19 @@ impl Server {
         }
     }
 
-    /// The log since the process was started.
+    /// The log since the last start of the process.
     pub fn log(&self) -> String {
         read_log(self.folder.path())
     }
 
-    /// The test lets the module panic, which the log may show.
+    /// Accepts panics of the module in the log.
     pub fn forgive_panics(&mut self) {
         self.forgiven.extend(["panic", "rlock: internal error"]);
     }
 
     fn check_health(&mut self) -> Result<(), String> {
         if self.process.has_ended() {
-            return Err("the server has ended".to_owned());
+            return Err("the server process has ended".to_owned());
         }
         let answer = Client::connect(self.port).map(|mut client| client.call("PING"));
         if !answer.as_ref().is_ok_and(|reply| reply == "PONG") {
@@ -324,7 +333,8 @@ impl Server {
         }
     }
 
-    /// Lets the process end by itself. What watches its memory makes the exit status another one if something is wrong.
+    /// Ends the process with SIGTERM. A memory checker turns the exit status into a failure if it
+    /// found an error.
     fn end_in_order(&mut self) -> Result<(), String> {
         self.process.terminate();
         eventually(END_DEADLINE, || self.process.has_ended());
@@ -333,16 +343,16 @@ impl Server {
     }
 }
 
-/// Whether servers end by themselves at the end of a test, and not by a kill: a tool that looks for leaks does so at the end of a
-/// process, and a killed one has none.
+/// Whether tests end their servers with SIGTERM instead of SIGKILL. A leak checker runs when a
+/// process exits, and a killed process never runs it.
 fn ends_in_order() -> bool {
     std::env::var_os("RLOCK_END_IN_ORDER").is_some()
 }
 
-/// Whatever has not gone to the replicas yet, and without a snapshot.
+/// `now force`: without waiting for replicas. `nosave`: without a snapshot.
 const END_AT_ONCE: &str = "shutdown-on-sigterm nosave now force\n";
 
-/// The search for leaks reads all of the server's memory.
+/// A leak checker reads all memory of the server.
 const END_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Drop for Server {
@@ -365,10 +375,10 @@ impl Drop for Server {
 
 const PORTS: Range<u16> = 10_000..32_000;
 
-/// Stands for a port that is looked for at each start.
+/// Picks a free port at each start.
 const ANY_PORT: u16 = 0;
 
-/// Starts a process and waits until it answers, or hands out the log if it ends first.
+/// Starts a process and waits until it answers. Returns the log if the process ends first.
 fn launch(
     folder: &Path,
     environment: &Environment,
@@ -376,11 +386,11 @@ fn launch(
     words: &[&str],
 ) -> Result<(OwnedProcess, u16), String> {
     loop {
-        // While it is down nobody else is to answer in its place.
+        // While the server is down, no other process should answer on its port.
         let port = if wanted == ANY_PORT { free_port() } else { wanted };
         let _ = fs::remove_file(folder.join("log"));
         let binary = program::server();
-        // Complaints about the configuration come before the log file is open.
+        // Errors in the configuration are printed before the log file is open.
         let output = |name| File::create(folder.join(name)).expect("a file for the output");
         let child = Process::new(&binary)
             .arg(folder.join("redis.conf"))
@@ -393,7 +403,7 @@ fn launch(
             .spawn()
             .unwrap_or_else(|error| panic!("cannot run {}: {error}", binary.display()));
 
-        // Another test's server may have taken the port: only our own counts.
+        // Another test's server may have taken the port, so we compare process ids.
         let own_id = format!("process_id:{}\r\n", child.id());
         let mut process = OwnedProcess::new(child);
         let mut has_given_up = || process.has_ended() || has_told_its_end(folder);
@@ -408,13 +418,15 @@ fn launch(
     }
 }
 
-/// Before it ends, a server checks a damaged file as redis-check-rdb does, which in Redis 7.0 may go on for ever at the end of a
-/// file that was cut off within the value of a module.
+/// Whether the server has logged its last line. Before it exits, a server checks a damaged file as
+/// `redis-check-rdb` does. In Redis 7.0 this check can loop forever at the end of a file that was
+/// truncated inside a module value.
 fn has_told_its_end(folder: &Path) -> bool {
     read_log(folder).contains("Unrecoverable error, aborting now")
 }
 
-/// Whether our own server answers, and has read its data. Another test's may answer with an error, or end in the middle.
+/// Whether our own server answers and has loaded its data. A server of another test may answer with
+/// an error, or exit during the call.
 fn is_ready(port: u16, own_id: &str) -> io::Result<bool> {
     let mut client = Client::connect(port)?;
     client.try_send(&[Command::from("INFO everything")])?;
@@ -423,8 +435,8 @@ fn is_ready(port: u16, own_id: &str) -> io::Result<bool> {
     Ok(info.contains(own_id) && info.contains("\r\nloading:0\r\n"))
 }
 
-/// A port that nobody listens to and that no other test of this process is given. It is below those from which the system takes the ports of
-/// connections: it stays free while its server is down.
+/// Returns a port on which no process listens and which no other test of this process gets. It is
+/// below the system's ephemeral port range, so it stays free while its server is down.
 pub fn free_port() -> u16 {
     static LATEST: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(rand::random_range(PORTS)));
     let next = |port: u16| if port + 1 < PORTS.end { port + 1 } else { PORTS.start };
@@ -444,7 +456,7 @@ fn crash_mark(log: &str, forgiven: &[&str]) -> Option<&'static str> {
     CRASH_MARKS.into_iter().find(|mark| log.contains(mark) && !forgiven.contains(mark))
 }
 
-/// The lines that tell most: the end, or in front of a crash report's long tables.
+/// The most useful lines: the end of the log, or the lines around the start of a crash report.
 fn excerpt(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     let crash = lines.iter().position(|line| line.contains("BUG REPORT START"));
@@ -453,15 +465,16 @@ fn excerpt(log: &str) -> String {
     lines[start..end].join("\n")
 }
 
-/// The module under test. `cargo test` does not build it, so an old one would be tested without a word.
+/// The module under test. `cargo test` does not build it, so we check that it is newer than the
+/// sources.
 pub fn module_path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
-        // Whoever names a file means that file, whatever its age.
+        // A file named by RLOCK_MODULE is used whatever its age.
         if let Some(named) = std::env::var_os("RLOCK_MODULE") {
             return fs::canonicalize(named).expect("RLOCK_MODULE names a file");
         }
-        // The tests of each package of the workspace come here, and each has its own folder.
+        // All packages of the workspace use this function, and each has its own manifest folder.
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).expect("a workspace");
         let path = root.join("target/release/librlock.so");

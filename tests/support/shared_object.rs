@@ -1,23 +1,24 @@
-//! What a server loads beside the module, built from the C files of this folder.
+//! Shared objects built from the C files of this folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::sync::OnceLock;
 
-/// A module through whose command `CALLER.CALL` others are called.
+/// A module whose command `CALLER.CALL` calls other commands.
 pub fn calling_module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| build("calling_module"))
 }
 
-/// The shared object of a file. Rust needs a C compiler to link, so there is one wherever this test was built.
+/// Compiles a C file to a shared object. Rust needs a C compiler to link, so one exists wherever
+/// this test was built.
 pub(super) fn build(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     fs::create_dir_all(folder).expect("a folder for temporary files");
     let object = folder.join(format!("{name}.so"));
-    // Other test programs may be loading it: it is there as a whole, or not at all.
+    // Other test programs may be loading the file, so it appears by a rename, complete.
     let unfinished = folder.join(format!("{name}-{}.so", std::process::id()));
     let status = Process::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-o"])
@@ -25,6 +26,6 @@ pub(super) fn build(name: &str) -> PathBuf {
         .arg(root.join("tests/support").join(format!("{name}.c")))
         .status();
     assert!(status.is_ok_and(|status| status.success()), "cc cannot build {name}");
-    fs::rename(&unfinished, &object).expect("it takes the place of an earlier one");
+    fs::rename(&unfinished, &object).expect("replace an earlier build");
     object
 }

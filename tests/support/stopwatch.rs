@@ -1,27 +1,28 @@
-//! Time as a test measures it, and how late the machine itself was meanwhile.
+//! Measures time, and how late the machine itself was meanwhile.
 //!
-//! On a busy machine everything comes later: a server that a deadline wakes, a test that an answer wakes. So a thread beside the
-//! measurement sleeps for a millisecond again and again, and adds up by how much it overslept. An upper bound is widened by that
-//! sum. A lower bound never is: nothing may come too early, however busy the machine is.
+//! On a busy machine everything happens later, both in the server and in the test. So a thread next
+//! to the measurement sleeps for one millisecond again and again, and adds up by how much it
+//! overslept. Upper bounds are widened by that sum. Lower bounds never are: nothing may happen too
+//! early, however busy the machine is.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the thread means to sleep each time.
+/// How long the thread intends to sleep each time.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Measures from its start until it is asked. The thread ends with it.
+/// Measures the time since its start. Its thread ends when it is dropped.
 pub struct Stopwatch {
     start: Instant,
     sleeper: Arc<Mutex<Sleeper>>,
 }
 
 struct Sleeper {
-    /// By how much it has overslept in all, but for the sleep that it is in.
+    /// Total time overslept, without the current sleep.
     overslept: Duration,
-    /// When that sleep should end.
+    /// When the current sleep should end.
     due: Instant,
 }
 
@@ -44,8 +45,8 @@ impl Stopwatch {
         sleeper.overslept + sleeper.due.elapsed()
     }
 
-    /// Since the start at least as many milliseconds have passed as the range begins with, and fewer than it ends with, but for the
-    /// lateness of the machine.
+    /// Asserts that the time since the start is within `range`, in milliseconds. The upper bound is
+    /// widened by the lateness of the machine.
     #[track_caller]
     pub fn assert_took_ms(&self, range: Range<u64>, what: &str) {
         let took = self.elapsed();
@@ -54,7 +55,7 @@ impl Stopwatch {
         let is_late = took >= Duration::from_millis(range.end) + lateness;
         assert!(
             !is_early && !is_late,
-            "{what}: {took:?}, not in {range:?} ms, on a machine that was late by {lateness:?}"
+            "{what}: took {took:?}, expected {range:?} ms, on a machine that was late by {lateness:?}"
         );
     }
 }

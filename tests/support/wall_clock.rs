@@ -1,4 +1,4 @@
-//! A wall clock of a server's own, which a test can step.
+//! A wall clock for one server, which the test can step.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::shared_object;
 
-/// The step of one server's wall clock, shared with the server through a file.
+/// The offset of one server's wall clock, shared with the server through a file.
 pub struct WallClock {
     folder: TempDir,
 }
@@ -22,12 +22,12 @@ impl WallClock {
         clock
     }
 
-    /// From now on the server's wall clock is that far ahead of the true one.
+    /// From now on the server's wall clock is ahead of the real one by `by`.
     pub fn step_forward(&self, by: Duration) {
         self.write(by.as_micros() as i64);
     }
 
-    /// From now on the server's wall clock is that far behind the true one.
+    /// From now on the server's wall clock is behind the real one by `by`.
     pub fn step_back(&self, by: Duration) {
         self.write(-(by.as_micros() as i64));
     }
@@ -36,19 +36,19 @@ impl WallClock {
         self.folder.path().join("step")
     }
 
-    /// In place and in one write, since the server has the file mapped.
+    /// Writes in place and in one write, since the server has mapped the file.
     fn write(&self, step_us: i64) {
         let file = File::options().create(true).truncate(false).write(true).open(self.file());
         file.and_then(|mut file| file.write_all(&step_us.to_ne_bytes())).expect("a writable file");
     }
 
-    /// What a server needs in its environment to live by this clock.
+    /// The environment variables that make a server use this clock.
     pub(super) fn environment(&self) -> [(&'static str, PathBuf); 2] {
         [("LD_PRELOAD", shim().to_owned()), ("RLOCK_TEST_CLOCK", self.file())]
     }
 }
 
-/// The shared object that bends the clock.
+/// The shared object that overrides the clock functions.
 fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| shared_object::build("clock_shim"))

@@ -1,5 +1,5 @@
-//! Connections that do all kinds of things with locks, as fast as they can, until they are told to stop. They come back
-//! when a server ends their connection, and do not mind what it answers, if it does.
+//! Connections that send all kinds of lock commands, as fast as they can, until they are stopped.
+//! They reconnect when a server closes the connection, and ignore the replies.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -17,67 +17,69 @@ use super::lock_commands::{any_key, any_lock_command};
 /// Connections to each server.
 const CLIENTS: usize = 2;
 
-/// Commands in one write. One that waits holds up those behind it.
+/// Commands in one write. A command that waits delays those behind it.
 const BATCH: usize = 30;
 
-/// Far above anything a healthy server needs, also for a failover.
+/// Far longer than a healthy server needs, even for a failover.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the writers may do.
+/// The keys, databases and options that the writers use.
 #[derive(Clone, Copy)]
 pub struct Scope {
     pub keys: usize,
     pub databases: usize,
-    /// Holds that are bound to their connection. They end with a server, while others outlive it.
+    /// Whether holds may be bound to their connection. Such holds end with a server, while others
+    /// survive it.
     pub sessions: bool,
 }
 
 pub struct Writers {
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Writers {
-    /// Writes to the servers on these ports, until it is stopped or dropped.
+    /// Starts to write to the servers on these ports, until stopped or dropped.
     pub fn start(ports: &[u16], scope: Scope, seed: u64) -> Writers {
-        let (over, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let connections = ports.iter().flat_map(|port| [*port; CLIENTS]).enumerate();
         let threads = connections
             .map(|(number, port)| {
-                let (over, answered) = (over.clone(), answered.clone());
+                let (stop, answered) = (stop.clone(), answered.clone());
                 let mut random = StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(number as u64));
                 thread::spawn(move || {
-                    while !over.load(Ordering::Relaxed) {
-                        // The next connection comes a moment later: a server that is down is not helped by more.
-                        if write(port, scope, &mut random, &over, &answered).is_err() {
+                    while !stop.load(Ordering::Relaxed) {
+                        // Wait before the next connection, because reconnecting faster does not
+                        // help a server that is down.
+                        if write(port, scope, &mut random, &stop, &answered).is_err() {
                             thread::sleep(Duration::from_millis(5));
                         }
                     }
                 })
             })
             .collect();
-        Writers { over, answered, threads }
+        Writers { stop, answered, threads }
     }
 
-    /// Waits until so many more commands were answered.
+    /// Waits until `commands` more commands have a reply.
     #[track_caller]
-    pub fn go_on_for(&self, commands: usize) {
+    pub fn wait_for(&self, commands: usize) {
         let goal = self.answered.load(Ordering::Relaxed) + commands;
         eventually(Duration::from_secs(20), || self.answered.load(Ordering::Relaxed) >= goal);
     }
 
-    /// Returns when the last command was answered.
+    /// Stops the writers, and returns after the last reply.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             let joined = thread.join();
-            // It has said why. A test that fails already does not fail once more.
-            assert!(joined.is_ok() || thread::panicking(), "a writer has failed");
+            // The thread has printed the reason. A test that fails already should not panic again.
+            assert!(joined.is_ok() || thread::panicking(), "a writer failed");
         }
     }
 }
@@ -88,15 +90,15 @@ impl Drop for Writers {
     }
 }
 
-fn write(port: u16, scope: Scope, random: &mut StdRng, over: &AtomicBool, answered: &AtomicUsize) -> io::Result<()> {
+fn write(port: u16, scope: Scope, random: &mut StdRng, stop: &AtomicBool, answered: &AtomicUsize) -> io::Result<()> {
     let mut client = Client::connect(port)?;
-    while !over.load(Ordering::Relaxed) {
+    while !stop.load(Ordering::Relaxed) {
         let batch: Vec<_> = (0..BATCH).flat_map(|_| step(random, scope)).collect();
         client.try_send(&batch)?;
         for _ in &batch {
             match client.reply_within(PATIENCE) {
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    panic!("no answer within {PATIENCE:?} from {port}")
+                    panic!("no reply within {PATIENCE:?} from {port}")
                 }
                 answered => drop(answered?),
             }
@@ -106,7 +108,7 @@ fn write(port: u16, scope: Scope, random: &mut StdRng, over: &AtomicBool, answer
     Ok(())
 }
 
-/// One command by itself or in a script, or some in a transaction.
+/// One command by itself or in a script, or several in a transaction.
 fn step(random: &mut StdRng, scope: Scope) -> Vec<Command> {
     match random.random_range(0..20) {
         0 => vec![in_script(any(random, scope).into())],
@@ -127,7 +129,7 @@ fn any(random: &mut StdRng, scope: Scope) -> String {
         30..40 => format!("SELECT {}", random.random_range(0..scope.databases)),
         40..42 => "SWAPDB 0 1".to_owned(),
         _ => {
-            // Some leases end during the run, others are there when it is over.
+            // Some leases expire during the run, others outlast it.
             let lease_ms =
                 if random.random() { random.random_range(1..50) } else { random.random_range(120_000..600_000) };
             let command = any_lock_command(random, scope.keys, lease_ms, 100);

@@ -1,4 +1,5 @@
-//! The sessions that the documents show, typed into one server from the first page to the last, line by line, and compared with what is shown.
+//! Runs the console sessions of the documentation on one server, from the first page to the last,
+//! and compares each reply with the page.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,14 +11,14 @@ use std::time::Duration;
 use super::pages::{Block, blocks, pages};
 use super::{OwnedProcess, Server, cli, eventually};
 
-/// Follows each answer, so that its end is seen.
+/// Printed after each reply, to mark its end.
 const END: &str = "end-of-the-answer";
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Replaces only the parts that vary from one run to the next: fencing tokens, by their order, which has to be the same; the
-/// values of fields named `…-ms` and `client`; and in the output of the command line tool spans of time, with the spaces that
-/// make its columns.
+/// Replaces the parts of a reply that vary between runs: fencing tokens, by their order, which must
+/// be equal; values of the fields `…-ms` and `client`; and, in the output of the command-line tool,
+/// durations and the padding of columns.
 struct Shape {
     tokens: Vec<u64>,
     is_of_tool: bool,
@@ -42,7 +43,8 @@ impl Shape {
         lines.join("\n")
     }
 
-    /// Tokens begin at the microseconds of the clock, and so have 16 digits for the next two centuries.
+    /// Tokens begin at the microseconds of the clock, so they have 16 digits for the next two
+    /// centuries.
     fn of_word(&mut self, word: &str) -> String {
         if self.is_of_tool && is_span(word) {
             return "<span>".to_owned();
@@ -63,16 +65,17 @@ fn of_time(word: &str) -> String {
     if word.parse::<u64>().is_ok() { "<time>".to_owned() } else { word.to_owned() }
 }
 
-/// A span as the tool prints it: `7ms`, `12.3s`, `1m01s`, `2h30m`, `1d01h`.
+/// A duration as the tool prints it: `7ms`, `12.3s`, `1m01s`, `2h30m`, `1d01h`.
 fn is_span(word: &str) -> bool {
     word.starts_with(|first: char| first.is_ascii_digit())
         && word.ends_with(['s', 'm', 'h'])
         && word.chars().all(|letter| letter.is_ascii_digit() || ".dhms".contains(letter))
 }
 
-/// A shell in a folder of its own, whose `redis-cli` and `rlock` are those under test and talk to the server of the test.
+/// A shell in its own folder. Its `redis-cli` and `rlock` are the programs under test and connect
+/// to the server of the test.
 struct Shell {
-    /// Ends the shell, whatever happens to the test.
+    /// Kills the shell when dropped, however the test ends.
     _process: OwnedProcess,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -80,10 +83,11 @@ struct Shell {
 
 impl Shell {
     fn start(folder: &Path, port: u16, tool: Option<&Path>) -> Shell {
-        // The client of the server's own name is looked for elsewhere than here.
+        // The wrapper in this folder must not call itself, so it searches the outer PATH.
         let outer = std::env::var("PATH").expect("a path");
         let (cli, seconds) = (cli(), SOON.as_secs());
-        // As in a terminal, but not into a file. The shell's own input is not for the client.
+        // Raw output only into a file, as in a terminal. The client must not read the shell's own
+        // input.
         write_program(
             &folder.join("redis-cli"),
             &format!(
@@ -93,7 +97,7 @@ impl Shell {
             ),
         );
         if let Some(tool) = tool {
-            // A terminal shows both.
+            // A terminal shows both stdout and stderr.
             let tool = tool.display();
             write_program(&folder.join("rlock"), &format!("exec timeout {seconds} {tool} \"$@\" 2>&1 < /dev/null\n"));
         }
@@ -107,12 +111,12 @@ impl Shell {
     }
 
     fn type_in(&mut self, command: &str) -> String {
-        writeln!(self.input, "{command}\necho {END}").expect("the shell reads");
+        writeln!(self.input, "{command}\necho {END}").expect("the shell accepts input");
         let mut answer = String::new();
         loop {
             let mut line = String::new();
-            let length = self.output.read_line(&mut line).expect("an answer");
-            assert_ne!(length, 0, "the shell has ended at {command}");
+            let length = self.output.read_line(&mut line).expect("readable output");
+            assert_ne!(length, 0, "the shell ended at {command}");
             if line.trim_end() == END {
                 return answer;
             }
@@ -127,7 +131,7 @@ fn write_program(path: &Path, script: &str) {
     assert!(mode.is_ok_and(|status| status.success()));
 }
 
-/// The commands of a session with the client, over one connection, and what each was answered.
+/// Runs the commands of a `redis-cli` session over one connection, and returns the reply to each.
 fn in_one_session(server: &Server, commands: &[(String, String)]) -> Vec<String> {
     let mut child = Command::new("timeout")
         .arg(SOON.as_secs().to_string())
@@ -139,13 +143,13 @@ fn in_one_session(server: &Server, commands: &[(String, String)]) -> Vec<String>
         .expect("the command line client runs");
     let mut input = child.stdin.take().expect("its input");
     for (command, _) in commands {
-        writeln!(input, "{command}\nECHO {END}").expect("the client reads");
+        writeln!(input, "{command}\nECHO {END}").expect("the client accepts input");
     }
     drop(input);
     let output = child.wait_with_output().expect("the client ends");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut answers: Vec<_> = text.split(&format!("\"{END}\"\n")).map(str::to_owned).collect();
-    assert_eq!(answers.pop().as_deref(), Some(""), "the session ended before its time");
+    assert_eq!(answers.pop().as_deref(), Some(""), "the session ended early");
     answers
 }
 
@@ -158,7 +162,7 @@ fn in_a_shell(server: &Server, tool: Option<&Path>, commands: &[(String, String)
         let before = requests();
         let answer = shell.type_in(command);
         if command.ends_with('&') {
-            // A reader has typed the next line later than the server has seen this one.
+            // A person would type the next line only after the server has received this one.
             eventually(SOON, || requests() > before);
         }
         answer
@@ -167,33 +171,35 @@ fn in_a_shell(server: &Server, tool: Option<&Path>, commands: &[(String, String)
 }
 
 /// What was run.
-pub struct Told {
+pub struct Ran {
     pub steps: usize,
     pub steps_of_tool: usize,
     pub pages: BTreeSet<PathBuf>,
 }
 
-/// Runs every session of the documents, in their order, on one server. Those that use the tool are left out without one.
+/// Runs every session of the documentation in order, on one server. Without a tool it skips the
+/// sessions that use one.
 #[track_caller]
-pub fn run_every_session(root: &Path, tool: Option<&Path>) -> Told {
-    // MODULE UNLOAD is shown too, and refused for another reason without this.
+pub fn run_every_session(root: &Path, tool: Option<&Path>) -> Ran {
+    // The documentation shows MODULE UNLOAD. Without this setting the server would refuse it for
+    // another reason.
     let mut server = Server::with(&["enable-module-command local"]);
-    let mut told = Told { steps: 0, steps_of_tool: 0, pages: BTreeSet::new() };
+    let mut ran = Ran { steps: 0, steps_of_tool: 0, pages: BTreeSet::new() };
     for page in pages(root) {
         for block in blocks(&page).into_iter().filter(|block| block.language == "console") {
             if block.needs_tool() && tool.is_none() {
                 continue;
             }
-            run(&server, tool, &block, &mut told);
-            told.pages.insert(page.clone());
+            run(&server, tool, &block, &mut ran);
+            ran.pages.insert(page.clone());
         }
     }
     server.assert_alive();
-    told
+    ran
 }
 
 #[track_caller]
-fn run(server: &Server, tool: Option<&Path>, block: &Block, told: &mut Told) {
+fn run(server: &Server, tool: Option<&Path>, block: &Block, ran: &mut Ran) {
     let commands = block.steps();
     let answers =
         if block.is_client_session() { in_one_session(server, &commands) } else { in_a_shell(server, tool, &commands) };
@@ -202,8 +208,8 @@ fn run(server: &Server, tool: Option<&Path>, block: &Block, told: &mut Told) {
         let is_of_tool = command.starts_with("rlock ");
         (shown_shape.is_of_tool, actual_shape.is_of_tool) = (is_of_tool, is_of_tool);
         assert_eq!(actual_shape.of(actual), shown_shape.of(shown), "{}: {command}", block.place);
-        told.steps += 1;
-        told.steps_of_tool += usize::from(is_of_tool);
+        ran.steps += 1;
+        ran.steps_of_tool += usize::from(is_of_tool);
     }
     for tokens in [shown_shape.tokens, actual_shape.tokens] {
         assert!(tokens.is_sorted(), "{}: a later hold has a lower token: {tokens:?}", block.place);

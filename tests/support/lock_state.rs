@@ -1,12 +1,13 @@
-//! Whether two servers have the same locks.
+//! Compares the locks of two servers.
 
 use super::client::Client;
 use super::reply::Reply;
 use super::server::Server;
 
-/// What each copy must show of a key. Leases run, waits run, and a connection is known only where it is.
+/// Describes the parts of a lock that are equal on every copy. Remaining leases and waits count
+/// down, and a connection is only known to its own server.
 #[track_caller]
-pub fn shown(client: &mut Client, key: &str) -> String {
+pub fn describe_lock(client: &mut Client, key: &str) -> String {
     let info = client.call(format!("RLOCK.INFO {key}"));
     let (Reply::Array(_) | Reply::Map(_)) = info else {
         return format!("{info:?}");
@@ -18,7 +19,7 @@ pub fn shown(client: &mut Client, key: &str) -> String {
         .iter()
         .map(|holder| ["owner", "mode", "holds", "token"].map(|name| format!("{:?}", holder.field(name))).join(" "))
         .collect();
-    // Waiters of other kinds are connections, which only the primary has.
+    // The other kinds show their connected waiters here, which only the primary has.
     if kind == "fair" {
         let waiters = client.call(format!("RLOCK.WAITERS {key}"));
         all.extend(waiters.array().iter().map(|waiter| format!("{:?}", waiter.field("owner"))));
@@ -26,9 +27,10 @@ pub fn shown(client: &mut Client, key: &str) -> String {
     format!("{kind} {all:?}")
 }
 
-/// All that a server has of so many keys in so many databases, a line for each.
+/// Describes the keys `lock-0` to `lock-{keys - 1}` in the first `databases` databases, one line
+/// each.
 #[track_caller]
-pub fn picture(server: &Server, databases: usize, keys: usize) -> Vec<String> {
+pub fn describe_locks(server: &Server, databases: usize, keys: usize) -> Vec<String> {
     let mut client = server.client();
     let mut lines = Vec::new();
     for db in 0..databases {
@@ -36,7 +38,7 @@ pub fn picture(server: &Server, databases: usize, keys: usize) -> Vec<String> {
         for number in 0..keys {
             let key = format!("lock-{number}");
             let digest = client.call(format!("DEBUG DIGEST-VALUE {key}"));
-            lines.push(format!("{db} {key} {digest:?} {}", shown(&mut client, &key)));
+            lines.push(format!("{db} {key} {digest:?} {}", describe_lock(&mut client, &key)));
         }
     }
     lines
