@@ -148,11 +148,11 @@ fn code_on_the_clients_page_equals_the_packages() {
     assert!(blocks >= 6, "the page shows {blocks} blocks");
 }
 
-/// A new run of the benchmarks writes other figures into their page; then the README needs them too.
+/// The README repeats figures of docs/benchmarks.md. Update them after each run of the benchmarks.
 #[test]
 fn figures_of_the_readme_are_those_of_the_benchmarks() {
     let readme = fs::read_to_string("README.md").expect("the README");
-    let benchmarks = fs::read_to_string("docs/benchmarks.md").expect("the page of the benchmarks");
+    let benchmarks = fs::read_to_string("docs/benchmarks.md").expect("the benchmarks page");
     let rows = readme.lines().filter(|line| line.starts_with("| ") && line.ends_with(" ms |"));
     let figures: Vec<_> =
         rows.flat_map(|row| row.split('|')).filter_map(|cell| cell.trim().strip_suffix(" ms")).collect();
