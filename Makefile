@@ -39,7 +39,7 @@ PACKAGE      ?= core
 JOBS         ?= 2
 
 # `make test-failover` upgrades from this commit, the last one without the settings for failovers.
-BEFORE       ?= 696e30c
+BEFORE       ?= a307796
 
 # `make bench-peers`: rounds for each peer, seconds for each cell, and the pages to write; SIZING= leaves the second one alone.
 ROUNDS       ?= 5

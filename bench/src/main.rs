@@ -48,7 +48,7 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
     rounds: usize,
 
-    /// How often each case of `stalls` is played, `notify`, and the crowds of `client`
+    /// How often each case of `stalls` is played, `notify`, the crowds of `client`, and each death of `failover`
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     stall_rounds: usize,
 
@@ -103,6 +103,8 @@ enum Section {
     Client,
     /// Waiting beside 10 and beside 10,000 waiters that form no circle
     Deadlock,
+    /// From the death of a master to the next grant, and what the settings for failovers cost while nothing fails
+    Failover,
     /// What others feel while one client is expensive
     Stalls,
 }
@@ -133,6 +135,10 @@ impl Section {
             Self::Fair => sections::fair::measure(&mut server, rounds),
             Self::Client => sections::client::measure(&mut server, rounds, arguments.stall_rounds),
             Self::Deadlock => sections::deadlock::measure(&mut server, rounds),
+            Self::Failover => {
+                drop(server);
+                sections::failover::measure(&config, rounds, arguments.stall_rounds)
+            }
             Self::Stalls => {
                 // Each of its cases has a server of its own.
                 drop(server);

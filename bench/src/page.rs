@@ -69,6 +69,12 @@ fn explanation(section: &str) -> &'static str {
              those it waits for do not wait themselves, whatever else waits on the server. What costs is a request that links two long chains: both \
              have to be walked, up to the limit of a search."
         }
+        "failover" => {
+            "A master dies, and one of its two replicas is promoted at once: a Sentinel or a cluster adds the time in which it finds out. With the settings of \
+             [operations.md](operations.md#failover-without-two-holders) the new master grants nothing until each hold that its predecessor \
+             may have given has ended: for the longest lease, 3 s of lag, and 1 s more. While nothing fails each grant compares a clock with one \
+             number."
+        }
         "stalls" => {
             "The longest PING of another client while one client does what is expensive, each with ordinary rights."
         }
