@@ -111,15 +111,18 @@ impl Fleet {
         self.servers.insert(0, master);
     }
 
-    /// Waits until the first server grants, and all others follow it or each other.
+    /// Waits until the first server grants, and all others follow it or each other. Sentinels may have chosen another master once more.
     pub fn settle(&mut self) {
-        let [master, others @ ..] = self.servers.as_slice() else { panic!("there are servers") };
-        for other in others {
-            eventually(SOON, || says(other, &["role:slave", "master_link_status:up"]));
-        }
-        eventually(SOON, || says(master, &["role:master", "rlock_may_grant:1"]));
+        eventually(SOON, || {
+            let chosen = self.sentinels.as_ref().and_then(Sentinels::primary);
+            if let Some(at) = self.servers.iter().position(|server| Some(server.port()) == chosen) {
+                self.servers.swap(0, at);
+            }
+            let follows = |server: &Server| says(server, &["role:slave", "master_link_status:up"]);
+            self.servers[1..].iter().all(follows) && says(&self.servers[0], &["role:master", "rlock_may_grant:1"])
+        });
         if let Some(sentinels) = &self.sentinels {
-            sentinels.wait_until_ready(master.port(), others.len());
+            sentinels.wait_until_ready(self.servers[0].port(), self.servers.len() - 1);
         }
     }
 

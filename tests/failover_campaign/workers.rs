@@ -4,8 +4,8 @@
 //! RENEW, until its own clock before it sent the last answered one plus the lease, or until it sends RELEASE. If it loses a connection, a
 //! hold with SESSION counts for its grace only. A RENEW whose answer comes after that end prolongs nothing.
 //!
-//! Most workers hold for milliseconds, with a short lease. Some hold for seconds, and renew at one server or another: so they carry a hold
-//! over a failover. A request that is not answered is sent again with its `REQ`, to another server.
+//! Most workers hold for milliseconds, with a short lease. Some hold for seconds, and go over to another server now and then: so they carry a
+//! hold over a failover, or leave it to its lease at the old master. A request that is not answered is sent again with its `REQ`, to another server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +26,8 @@ const KEEPERS: usize = 3;
 
 /// The lease of most. Long enough for a busy machine, and short enough for hundreds of holds between two failovers.
 const SHORT_LEASE: Duration = Duration::from_millis(500);
+/// Some leases end while a former master may still grant.
+const MIDDLE_LEASE: Duration = Duration::from_millis(1500);
 /// The longest lease that the servers allow: it outlives a failover.
 pub const LONG_LEASE: Duration = Duration::from_millis(8000);
 const GRACE: Duration = Duration::from_millis(400);
@@ -122,7 +124,16 @@ impl Want {
         let is_long = keeps || random.random_bool(0.1);
         let key =
             if is_long { random.random_range(0..LONG_KEYS) } else { LONG_KEYS + random.random_range(0..SHORT_KEYS) };
-        let lease = if keeps { LONG_LEASE } else { SHORT_LEASE };
+        let lease = match keeps {
+            true => {
+                if random.random_bool(0.5) {
+                    LONG_LEASE
+                } else {
+                    MIDDLE_LEASE
+                }
+            }
+            false => SHORT_LEASE,
+        };
         let renewals = if keeps { random.random_range(20..80) } else { random.random_range(0..3) };
         let pause_ms = if keeps || random.random_bool(0.1) { 400 } else { 12 };
         Self {
@@ -140,6 +151,10 @@ impl Want {
     /// A lock's name. In a cluster all are in one slot.
     fn command(&self, verb: &str, worker: usize) -> String {
         format!("{}.{verb} {{load}}-{} worker-{worker}", self.family, self.key)
+    }
+
+    fn renew(&self, worker: usize, token: i64) -> String {
+        format!("{} PX {} TOKEN {token}", self.command("RENEW", worker), self.lease.as_millis())
     }
 
     /// Until when it believes that sent the last answered request then.
@@ -226,7 +241,7 @@ impl Worker<'_> {
     /// After a wait it is the answer to a RENEW that counts.
     fn confirm(&mut self, want: &Want, token: i64) -> Option<(i64, Instant)> {
         let sent = Instant::now();
-        let renew = format!("{} TOKEN {token}", want.command("RENEW", self.number));
+        let renew = want.renew(self.number, token);
         matches!(self.ask(self.port, &renew), Answer::Is(Reply::Int(_))).then_some((token, sent))
     }
 
@@ -263,8 +278,8 @@ impl Worker<'_> {
 
     /// Asks one server or another for a longer hold. `last` is when the last answered request was sent, `until` the end of the belief.
     fn renew(&mut self, want: &Want, token: i64, last: &mut Instant, until: &mut Instant) {
-        let renew = format!("{} TOKEN {token}", want.command("RENEW", self.number));
-        if want.roams && self.random.random_bool(0.5) {
+        let renew = want.renew(self.number, token);
+        if want.roams && self.random.random_bool(0.1) {
             self.move_on();
         }
         let sent = Instant::now();
@@ -273,6 +288,7 @@ impl Worker<'_> {
                 *last = sent;
                 *until = want.end(sent);
             }
+            Answer::Is(_) if want.roams => self.move_on(),
             Answer::Is(_) => {}
             Answer::None => {
                 *until = (*until).min(want.end_without_connection(*last).max(Instant::now()));
