@@ -22,7 +22,7 @@ use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 const LEASES_S: [u64; 3] = [2, 5, 30];
 /// The lag of replicas, in milliseconds.
 const LAG_MS: u64 = 3000;
-/// What a quarantine needs beyond the lease and the lag, in milliseconds.
+/// The margin of a quarantine beyond the lease and the lag, in milliseconds.
 const MARGIN_MS: u64 = 1000;
 const REPLICAS: usize = 2;
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(20);
@@ -37,7 +37,8 @@ pub fn measure(config: &ServerConfig, rounds: usize, deaths: usize) -> Result<Ve
             with.push(death(config, Some(lease_s))?);
             without.push(death(config, None)?);
         }
-        let what = format!("from the death of a master to the next grant, leases of at most {lease_s} s");
+        let what =
+            format!("from the death of a master to the next grant, leases of at most {lease_s} s, {deaths} times");
         let line = Line::value(what, Statistic::Median, Unit::Ms, with);
         lines.push(line.figure(Figure::new("without the settings", Unit::Ms, &without)));
     }
