@@ -197,13 +197,14 @@ impl Fleet {
     }
 
     fn be_replaced_by_sentinels(&mut self, comes_back_as_master: bool) {
-        let old = self.servers[0].port();
         self.kill(0);
         let sentinels = self.sentinels.as_ref().expect("there are Sentinels");
-        eventually(SOON, || sentinels.primary().is_some_and(|port| port != old));
-        let new = sentinels.primary().expect("a master");
-        let next = self.servers.iter().position(|server| server.port() == new).expect("one of the servers");
-        eventually(SOON, || self.servers[next].has_role("master"));
+        let mut next = 0;
+        eventually(SOON, || {
+            let chosen = sentinels.primary();
+            next = self.servers.iter().position(|server| Some(server.port()) == chosen).expect("one of the servers");
+            next != 0 && self.servers[next].has_role("master")
+        });
         self.restart(0);
         if !comes_back_as_master {
             self.follow(0, next);
