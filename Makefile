@@ -40,6 +40,9 @@ BASE         ?= origin/main
 PACKAGE      ?= core
 JOBS         ?= 2
 
+# `make test-failover` upgrades from this commit, the last one without the settings for failovers.
+BEFORE       ?= a307796
+
 # `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. SIZING= skips the
 # second.
 ROUNDS       ?= 5
@@ -62,7 +65,7 @@ help: ## List the targets
 	@echo "  PORT=6400 make run              another port than $(PORT)"
 	@echo "  SERVER=valkey-server make test  another server than redis-server"
 
-run cluster test test-all campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults test-faults soak picture: NEEDS = build server
+run cluster test test-all campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults test-failover test-faults soak picture: NEEDS = build server
 deb: NEEDS = build deb
 
 ##@ Use
@@ -206,6 +209,9 @@ soak: build ## Run a mixed load of all kinds with disconnects for MINUTES, and c
 
 failover: build ## Kill a primary under load 20 times, with Sentinel
 	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test-all --test module -- --nocapture failover::a_primary_that_is_killed
+
+test-failover: build ## Let each fault befall a master under load on each server, and add to the record of overlaps (hours; it goes on where it was); SERVERS=redis-server
+	RLOCK_MODULE_BEFORE=$$(./scripts/before $(BEFORE)) ./scripts/failovers $(SERVERS)
 
 client-native-tls: build ## Test the client's TLS with the system's own library
 	@$(NEED) openssl

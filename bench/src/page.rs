@@ -76,6 +76,12 @@ fn explanation(section: &str) -> &'static str {
              whatever else waits on the server. Only a request that links two long chains is expensive: the search \
              follows both, up to its limit."
         }
+        "failover" => {
+            "A master dies, and one of its two replicas is promoted at once: a Sentinel or a cluster adds the time in which it finds out. With the settings of \
+             [operations.md](operations.md#failover-without-two-holders) the new master grants nothing until each hold that its predecessor \
+             may have given has ended: for the longest lease, 3 s of lag, and 1 s more. While nothing fails each grant compares a clock with one \
+             number."
+        }
         "stalls" => {
             "The longest PING of another client while one client does something expensive. Each case needs only ordinary \
              rights."

@@ -16,7 +16,7 @@ use super::notified_handover::{self, Crowd};
 use super::relay::{Cost, Prize, Round};
 use crate::report::{Aim, Figure, Line, Series, Unit};
 
-const CONNECTIONS: usize = 64;
+pub const CONNECTIONS: usize = 64;
 /// Who waits with NOTIFY: for one lock, over several connections and over one, and for many locks at once. Each that waits in BLPOP needs
 /// a connection of its own.
 const CROWDS: [Crowd; 4] = [
@@ -32,15 +32,16 @@ const SLEEPING_AIM: Aim = Aim::AtLeast(0.95);
 const SPINNING_AIM: Aim = Aim::AtLeast(0.9);
 const CPU_AIM: Aim = Aim::AtMost(1.15);
 
+/// The figures of one side.
 #[derive(Default)]
-struct Rounds {
-    per_second: Series,
-    server_cpu_us: Series,
+pub struct Rounds {
+    pub per_second: Series,
+    pub server_cpu_us: Series,
     client_busy_percent: Series,
 }
 
 impl Rounds {
-    fn push(&mut self, cost: Cost) {
+    pub fn push(&mut self, cost: Cost) {
         self.per_second.push(1e6 / cost.wall_us);
         self.server_cpu_us.push(cost.server_cpu_us);
         self.client_busy_percent.push(100.0 * cost.client_cpu_us / cost.wall_us);
@@ -56,20 +57,8 @@ struct Comparison {
 
 impl Comparison {
     fn push_round(&mut self, server: &mut Server, swarm: &mut Swarm) -> Result<()> {
-        let mut run = |prize| {
-            Round {
-                prize,
-                chains: 1,
-                size: CONNECTIONS,
-                waiting: CONNECTIONS - 1,
-                lease_ms: LEASE_MS,
-                warm_up_handovers: WARM_UP_HANDOVERS,
-                handovers: HANDOVERS,
-            }
-            .run(server, swarm)
-        };
-        self.lock.push(run(Prize::Lock)?);
-        self.list.push(run(Prize::ListToken)?);
+        self.lock.push(round(Prize::Lock, server, swarm)?);
+        self.list.push(round(Prize::ListToken, server, swarm)?);
         Ok(())
     }
 
@@ -95,6 +84,20 @@ impl Comparison {
         let name = format!("client thread busy, {side}");
         Figure::new(name, Unit::Percent, &rounds.client_busy_percent)
     }
+}
+
+/// One round of hand-overs among all connections.
+pub fn round(prize: Prize, server: &mut Server, swarm: &mut Swarm) -> Result<Cost> {
+    Round {
+        prize,
+        chains: 1,
+        size: CONNECTIONS,
+        waiting: CONNECTIONS - 1,
+        lease_ms: LEASE_MS,
+        warm_up_handovers: WARM_UP_HANDOVERS,
+        handovers: HANDOVERS,
+    }
+    .run(server, swarm)
 }
 
 /// Measures hand-overs per second and the server's CPU time for each.

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod current_servers;
 pub mod deadlock;
+pub mod failover;
 pub mod fair;
 pub mod fill;
 pub mod floor;

@@ -14,3 +14,17 @@ fn each_mutant_applies_to_the_tree() {
         assert!(mutant.what.ends_with('.'), "the first line of {} is not a sentence", mutant.name);
     }
 }
+
+#[test]
+fn each_lemma_needs_a_mutant() {
+    let tree = tempfile::tempdir().expect("a temporary folder");
+    let folder = tree.path().join("verify/check/mutants");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let add = |lemma: &str| std::fs::write(folder.join(format!("{lemma}.patch")), format!("Wrong.\nLemma: {lemma}\n"));
+    let error = || mutants::all(tree.path()).map(|_| ()).map_err(|error| error.to_string());
+    for lemma in ["1", "2", "3", "4"] {
+        assert_eq!(error(), Err(format!("no mutant breaks lemma {lemma} of docs/guarantees.md")));
+        add(lemma).expect("a patch");
+    }
+    assert_eq!(error(), Ok(()));
+}

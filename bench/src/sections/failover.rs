@@ -1,0 +1,166 @@
+//! What exclusion through failovers costs: the time from the death of a master to the next grant, and what the right to grant adds to each
+//! grant while nothing fails.
+//!
+//! Nobody has to find out that the master has died: a replica is promoted at once. So the time is what the module adds to that of a
+//! Sentinel or a cluster.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rlock_bench::clock;
+use rlock_bench::resp;
+use rlock_bench::server::{Server, ServerConfig};
+use rlock_bench::swarm::{Idling, Swarm};
+
+use super::handover;
+use super::pairs::{Listener, Pairs, Side};
+use super::relay::Prize;
+use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
+
+/// The longest lease, in seconds.
+const LEASES_S: [u64; 3] = [2, 5, 30];
+/// The lag of replicas, in milliseconds.
+const LAG_MS: u64 = 3000;
+/// The margin of a quarantine beyond the lease and the lag, in milliseconds.
+const MARGIN_MS: u64 = 1000;
+const REPLICAS: usize = 2;
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(20);
+const AIM: Aim = Aim::AtMost(1.05);
+
+/// Measures both.
+pub fn measure(config: &ServerConfig, rounds: usize, deaths: usize) -> Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for lease_s in LEASES_S {
+        let (mut with, mut without) = (Series::default(), Series::default());
+        for _ in 0..deaths {
+            with.push(death(config, Some(lease_s))?);
+            without.push(death(config, None)?);
+        }
+        let what =
+            format!("from the death of a master to the next grant, leases of at most {lease_s} s, {deaths} times");
+        let line = Line::value(what, Statistic::Median, Unit::Ms, with);
+        lines.push(line.figure(Figure::new("without the settings", Unit::Ms, &without)));
+    }
+    let mut fleet = Fleet::start(config, 1)?;
+    lines.push(pairs(&mut fleet, rounds)?);
+    lines.extend(handovers(&mut fleet, rounds)?);
+    Ok(lines)
+}
+
+struct Fleet {
+    master: Server,
+    replicas: Vec<Server>,
+}
+
+impl Fleet {
+    fn start(config: &ServerConfig, replicas: usize) -> Result<Self> {
+        let mut master = Server::start(config)?;
+        call(&mut master, "CONFIG SET repl-diskless-sync-delay 0")?;
+        let mut started = Vec::new();
+        for _ in 0..replicas {
+            let mut replica = Server::start(config)?;
+            follow(&mut replica, &master)?;
+            started.push(replica);
+        }
+        for replica in &mut started {
+            wait_for(replica, "master_link_status", "up")?;
+        }
+        Ok(Self { master, replicas: started })
+    }
+
+    /// Sets all servers to these, and waits until the master grants.
+    fn configure(&mut self, settings: &str) -> Result<()> {
+        for server in self.replicas.iter_mut().chain([&mut self.master]) {
+            call(server, &format!("CONFIG SET repl-ping-replica-period 1 {settings}"))?;
+        }
+        wait_for(&mut self.master, "rlock_may_grant", "1")
+    }
+}
+
+/// Kills a master and promotes a replica. Returns after how many milliseconds a request is granted that waits there from then on.
+fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
+    let mut fleet = Fleet::start(config, REPLICAS)?;
+    if let Some(lease_s) = longest_lease_s {
+        let lease_ms = 1000 * lease_s;
+        fleet.configure(&format!("rlock.max-lease-ms {lease_ms} rlock.min-replicas 1"))?;
+        let quarantine_ms = lease_ms + LAG_MS + MARGIN_MS;
+        // Not the master, which has started without data and so would be in quarantine itself.
+        for replica in &mut fleet.replicas {
+            call(replica, &format!("CONFIG SET rlock.quarantine-ms {quarantine_ms} rlock.quarantine-after failover"))?;
+        }
+    }
+    let Fleet { master, replicas } = fleet;
+    let [mut promoted, mut other] = <[Server; REPLICAS]>::try_from(replicas).ok().context("two replicas")?;
+    let mut client = promoted.connect()?;
+    drop(master);
+    let died = clock::now();
+    call(&mut promoted, "REPLICAOF NO ONE")?;
+    follow(&mut other, &promoted)?;
+    client.send(&resp::command(&[b"RLOCK.ACQUIRE", b"failover:lock", b"next", b"PX", b"1000", b"BLOCK", b"0"]))?;
+    let token = client.reply()?.integer()?;
+    let took = clock::now() - died;
+    ensure!(token > 0, "token {token}");
+    Ok(clock::as_ms(took))
+}
+
+/// Both ways to set a master that a replica follows: whether it needs that replica to grant. The lag is long, because a replica falls behind
+/// a client that does nothing but acquire and release.
+const WITHOUT: &str = "rlock.min-replicas 0 rlock.quarantine-after empty";
+const WITH: &str = "rlock.min-replicas 1 rlock.quarantine-after failover rlock.max-replica-lag-ms 60000";
+
+fn pairs(fleet: &mut Fleet, rounds: usize) -> Result<Line> {
+    let mut measured = Pairs::connect(&mut fleet.master)?;
+    let (mut with, mut without) = (Series::default(), Series::default());
+    for _ in 0..rounds {
+        for (settings, costs_us) in [(WITHOUT, &mut without), (WITH, &mut with)] {
+            fleet.configure(settings)?;
+            let cost_us = measured.measure(&mut fleet.master, Listener::Nobody, &[Side::Rlock], 1)?;
+            costs_us.push(cost_us.first().map_or(f64::NAN, Series::median));
+        }
+    }
+    Ok(Line::ratio(
+        "uncontended: server CPU per pair, a replica follows: with the settings against without",
+        Figure::new("with", Unit::Us, &with),
+        Figure::new("without", Unit::Us, &without),
+    )
+    .aim(AIM))
+}
+
+fn handovers(fleet: &mut Fleet, rounds: usize) -> Result<[Line; 2]> {
+    let mut swarm = Swarm::connect(fleet.master.address(), handover::CONNECTIONS)?;
+    swarm.set_idling(Idling::Sleep);
+    let (mut with, mut without) = (handover::Rounds::default(), handover::Rounds::default());
+    for _ in 0..rounds {
+        for (settings, measured) in [(WITHOUT, &mut without), (WITH, &mut with)] {
+            fleet.configure(settings)?;
+            measured.push(handover::round(Prize::Lock, &mut fleet.master, &mut swarm)?);
+        }
+    }
+    let line = |what: &str, unit, of: fn(&handover::Rounds) -> &Series| {
+        let what = format!("handover: {what}, a replica follows: with the settings against without");
+        Line::ratio(what, Figure::new("with", unit, of(&with)), Figure::new("without", unit, of(&without)))
+    };
+    Ok([
+        line("hand-overs per second", Unit::PerSecond, |rounds| &rounds.per_second).aim(Aim::AtLeast(0.95)),
+        line("server CPU per hand-over", Unit::Us, |rounds| &rounds.server_cpu_us).aim(AIM),
+    ])
+}
+
+fn call(server: &mut Server, command: &str) -> Result<()> {
+    let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
+    server.control().call(&words)?.expect(b"+OK\r\n").with_context(|| command.to_owned())
+}
+
+fn follow(replica: &mut Server, master: &Server) -> Result<()> {
+    call(replica, &format!("REPLICAOF 127.0.0.1 {}", master.address().port()))
+}
+
+fn wait_for(server: &mut Server, field: &str, value: &str) -> Result<()> {
+    let deadline = clock::now() + FOLLOW_TIMEOUT;
+    while server.info_field(field)? != value {
+        ensure!(clock::now() < deadline, "INFO's {field} is not {value}");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}

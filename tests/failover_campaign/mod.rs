@@ -1,0 +1,140 @@
+//! Masters die, are stopped, cut off and superseded while workers take locks. With the settings of docs/operations.md no two workers believe
+//! at the same time that they hold one lock. Without them some do, which shows that the check sees it.
+//!
+//! Each fault is a test, which lets it happen once. `make test-failover` lets each happen on each server, ten times and more, with and
+//! without the settings, and adds the result to the table of docs/internals/failovers.md.
+
+mod beliefs;
+mod faults;
+mod fleet;
+mod record;
+mod rolling_upgrade;
+mod workers;
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use self::beliefs::{kept, longest_gap, overlaps};
+use self::faults::Fault;
+use self::fleet::{Fleet, SOON, Settings};
+use self::record::{Outcome, Record};
+use self::workers::Load;
+use crate::support::{eventually, seed};
+
+/// How much to do.
+#[derive(Clone, Copy)]
+struct Length {
+    faults: usize,
+    /// For each fault: before, in and after it.
+    acquisitions: usize,
+    /// For how long a replica is cut off that is promoted then.
+    cut_off: Duration,
+}
+
+const SHORT: Length = Length { faults: 1, acquisitions: 60, cut_off: Duration::from_secs(3) };
+/// An interrupted run loses this much at most.
+const LONG: Length = Length { faults: 6, acquisitions: 340, cut_off: Duration::from_secs(60) };
+/// Of these some have to come after a fault.
+const AFTERWARDS: usize = 30;
+
+/// Lets a fault happen under load. Returns the result, and a report if workers overlapped.
+fn run(fault: Fault, settings: Settings, length: Length) -> (Outcome, Vec<String>) {
+    let mut fleet = Fleet::of(fault, settings);
+    let load = Load::new(fleet.ports());
+    let mut random = StdRng::seed_from_u64(seed());
+    let (began, mut began_at) = (Instant::now(), Vec::new());
+    thread::scope(|scope| {
+        let _end = load.begin(scope);
+        for n in 0..length.faults {
+            let acquired = load.acquired();
+            eventually(SOON, || load.acquired() >= acquired + AFTERWARDS);
+            began_at.push(Instant::now());
+            fleet.suffer(fault, n, length.cut_off, &mut random);
+            fleet.settle();
+            let after = (load.acquired() + AFTERWARDS).max(acquired + length.acquisitions);
+            eventually(SOON, || load.acquired() >= after);
+        }
+    });
+    let beliefs = load.beliefs();
+    let found = overlaps(&beliefs, began);
+    let outcome = Outcome {
+        faults: length.faults,
+        acquisitions: beliefs.len(),
+        overlaps: found.len(),
+        longest_gap: longest_gap(&beliefs),
+        kept: began_at.iter().map(|at| kept(&beliefs, *at)).sum(),
+    };
+    println!("{fault:?}, {settings:?}: {outcome:?}");
+    let happened = |(at, what): &(Instant, String)| format!("{:.3} s: {what}", (*at - began).as_secs_f64());
+    let diary = fleet.diary.iter().filter(|(at, _)| *at >= began).map(happened);
+    let report =
+        if found.is_empty() { Vec::new() } else { found.iter().map(ToString::to_string).chain(diary).collect() };
+    (outcome, report)
+}
+
+/// Keeps the report where it is found, and fails.
+#[track_caller]
+fn assert_no_overlap(name: &str, report: &[String]) {
+    let text = report.join("\n");
+    if !report.is_empty() {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("overlaps-{name}-{}", std::process::id()));
+        fs::write(&path, &text).expect("a writable folder");
+        panic!("{}:\n{text}", path.display());
+    }
+}
+
+fn try_fault(fault: Fault) {
+    let Some(record) = Record::asked_for() else {
+        assert_no_overlap(&format!("{fault:?}"), &run(fault, Settings::Safe, SHORT).1);
+        return;
+    };
+    for settings in [Settings::Safe, Settings::Default] {
+        loop {
+            let faults = record.lacks(fault, settings).min(LONG.faults);
+            if faults == 0 {
+                break;
+            }
+            let (outcome, report) = run(fault, settings, Length { faults, ..LONG });
+            record.add(fault, settings, outcome);
+            if settings == Settings::Safe {
+                assert_no_overlap(&format!("{fault:?}"), &report);
+            }
+        }
+    }
+}
+
+macro_rules! no_two_workers_believe_after {
+    ($($test:ident: $fault:ident,)*) => {$(
+        #[test]
+        fn $test() {
+            try_fault(Fault::$fault);
+        }
+    )*};
+}
+
+no_two_workers_believe_after! {
+    no_two_workers_believe_after_a_restart_without_a_file: Restart,
+    no_two_workers_believe_after_a_restart_with_a_file: RestartWithFile,
+    no_two_workers_believe_after_a_kill: Kill,
+    no_two_workers_believe_after_a_failover_by_sentinel: Sentinel,
+    no_two_workers_believe_while_the_old_master_lives: SplitBrain,
+    no_two_workers_believe_when_the_old_master_goes_on: Stop,
+    no_two_workers_believe_after_a_forced_failover: Force,
+    no_two_workers_believe_after_a_takeover: Takeover,
+    no_two_workers_believe_after_a_late_replica_takes_over: LateReplica,
+    no_two_workers_believe_after_two_failovers_in_a_row: Twice,
+    no_two_workers_believe_when_the_old_clock_steps: ClockSteps,
+    no_two_workers_believe_on_servers_whose_clocks_differ: ClocksDiffer,
+    no_two_workers_believe_with_a_chained_replica: Chained,
+}
+
+#[test]
+fn without_the_settings_two_workers_believe_at_the_same_time() {
+    let (outcome, _) = run(Fault::SplitBrain, Settings::Default, SHORT);
+    assert!(outcome.overlaps > 0, "the check sees it");
+}
