@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rlock_core::{Limits, MAX_LEASE_MS, MayGrant};
+use rlock_core::{GrantRules, Limits, MAX_LEASE_MS, MayGrant, QuarantineAfter};
 
 use crate::ffi::{Args, ConfigSpec, LoadError, Registrar};
 
@@ -44,14 +44,6 @@ const fn number(
     place: &'static AtomicI64,
 ) -> ConfigSpec {
     ConfigSpec { name, default, min: *range.start(), max: *range.end(), place, words: &[] }
-}
-
-/// After which events a quarantine begins: see `crate::quarantine`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QuarantineAfter {
-    Empty,
-    Restart,
-    Failover,
 }
 
 /// Registers the configuration. Arguments of `loadmodule` (`name value …`) stand in for the defaults; the configuration
@@ -129,6 +121,17 @@ pub(crate) fn min_replicas() -> u64 {
 /// How long a master may grant after the last moment at which they followed.
 pub(crate) fn max_replica_lag_ms() -> u64 {
     read(&MAX_REPLICA_LAG_MS)
+}
+
+/// Whether this server may grant depends on these.
+#[inline]
+pub(crate) fn grant_rules() -> GrantRules {
+    GrantRules {
+        quarantine_after: quarantine_after(),
+        quarantine_ms: quarantine_ms(),
+        min_replicas: min_replicas(),
+        max_replica_lag_ms: max_replica_lag_ms(),
+    }
 }
 
 /// The limits of the server.
