@@ -157,9 +157,9 @@ test-faults: build ## Check what clients see under each fault for SECONDS, on ea
 check-speed: ## Check a generated history of OPERATIONS, and print how long that takes
 	$(CHECK) speed --operations $(OPERATIONS)
 
-check-worlds: ## Try every order of steps in small worlds beside oracles: at least STATES states; WRITE=1 writes the table of docs/internals/checks.md
+check-worlds: ## Try every order of steps in small worlds beside oracles: at least STATES states; ONLY=failovers for those, WRITE=1 writes the tables of docs/internals/checks.md
 	@$(NEED) build
-	@STATES=$(STATES) ./scripts/worlds $(if $(WRITE),docs/internals/checks.md)
+	@STATES=$(STATES) ONLY=$(ONLY) ./scripts/worlds $(if $(WRITE),docs/internals/checks.md)
 
 check-mutants: ## Build the module with each fault of verify/check/mutants, and write down which check notices it; NAMES=fifo for some
 	@$(NEED) build
