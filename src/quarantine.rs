@@ -1,4 +1,4 @@
-//! Whether this server may grant: the clock, the configuration, the replicas and the log, for the rules of
+//! Tells the rules of the quarantine what the server knows: the clock, the configuration, the replicas; and writes the log. The rules are in
 //! `core/src/quarantine.rs` and `core/src/right_to_grant.rs`.
 //!
 //! `rlock.quarantine-after` says which events begin a quarantine, `rlock.quarantine-ms` how long it lasts:
@@ -67,7 +67,7 @@ pub(crate) fn look(ctx: Ctx<'_>) {
     }
 }
 
-/// What the regular tick reads of the server.
+/// The readings of the regular tick.
 struct Server<'c>(Ctx<'c>);
 
 impl Readings for Server<'_> {

@@ -1,4 +1,4 @@
-//! Whether a server may grant. Not in a *quarantine*, and not while too few replicas follow
+//! Decides whether a server may grant: not in a *quarantine*, and not while too few replicas follow
 //! (`right_to_grant.rs`).
 //!
 //! A server that may have lost holds that it, or the master before it, has acknowledged grants
@@ -51,7 +51,7 @@ pub enum Reason {
     Failover,
 }
 
-/// What a tick has changed, for the log and the timer.
+/// The changes in a tick, for the log and the timer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticked {
     /// A quarantine began, or began anew.
@@ -66,7 +66,7 @@ pub struct Ticked {
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub struct Quarantine {
-    /// When the quarantine began; `None` if there is none.
+    /// The beginning of the quarantine; `None` without one.
     pub(crate) since_us: Option<u64>,
     pub(crate) reason: Reason,
     pub(crate) right: RightToGrant,
@@ -231,5 +231,77 @@ impl Quarantine {
 impl Default for Quarantine {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::right_to_grant::Replication;
+
+    const RULES: GrantRules = GrantRules {
+        quarantine_after: QuarantineAfter::Failover,
+        quarantine_ms: 10,
+        min_replicas: 1,
+        max_replica_lag_ms: 3,
+    };
+
+    /// A server at a moment, with one replica.
+    struct Server {
+        now_ms: u64,
+        offset: u64,
+        acknowledged: u64,
+    }
+
+    impl Readings for Server {
+        fn clock_us(&mut self) -> u64 {
+            self.now_ms * US_PER_MS
+        }
+
+        fn replication(&mut self) -> Option<Replication> {
+            Some(Replication { offset: self.offset, acknowledged: [self.acknowledged].into() })
+        }
+    }
+
+    /// A tick of a master.
+    fn tick(quarantine: &mut Quarantine, now_ms: u64, offset: u64, acknowledged: u64) -> Ticked {
+        quarantine.on_tick(&RULES, true, &mut Server { now_ms, offset, acknowledged })
+    }
+
+    #[test]
+    fn each_change_is_reported_once() {
+        let mut quarantine = Quarantine::new();
+        assert!(quarantine.is_undecided() && quarantine.look(&RULES, true, 0), "the start begins a quarantine");
+        assert!(!quarantine.is_undecided());
+        assert!(quarantine.on_promoted(&RULES, US_PER_MS));
+        let lacks = Ticked { lacks_replicas: true, ..Ticked::default() };
+        assert_eq!(tick(&mut quarantine, 1, 100, 0), lacks);
+        assert_eq!(tick(&mut quarantine, 2, 100, 0), Ticked::default());
+        let begins = Ticked { has_begun: true, ..Ticked::default() };
+        assert_eq!(tick(&mut quarantine, 3, 200, 101), begins, "the replica follows");
+        assert_eq!((quarantine.following(), quarantine.left_ms(&RULES, 3 * US_PER_MS)), (1, 10));
+        let mut replica = quarantine.clone();
+        assert_eq!(tick(&mut quarantine, 12, 300, 201), Ticked::default());
+        let resumes = Ticked { has_resumed: true, ..Ticked::default() };
+        assert_eq!(tick(&mut quarantine, 13, 300, 301), resumes);
+        assert_eq!(tick(&mut quarantine, 14, 400, 301), Ticked::default());
+        let mut server = Server { now_ms: 13, offset: 300, acknowledged: 301 };
+        assert_eq!(replica.on_tick(&RULES, false, &mut server), Ticked::default(), "a replica reports nothing");
+    }
+
+    #[test]
+    fn keys_from_a_master_end_a_quarantine_of_a_server_without_data() {
+        let mut quarantine = Quarantine::new();
+        assert!(quarantine.look(&RULES, false, 0));
+        assert_eq!((quarantine.reason(), quarantine.left_ms(&RULES, 0)), (Reason::Empty, 10));
+        quarantine.on_load_from_master();
+        assert!(quarantine.is_undecided());
+        assert!(!quarantine.look(&RULES, true, US_PER_MS));
+        assert_eq!(quarantine.left_ms(&RULES, US_PER_MS), 0);
+        quarantine.on_promoted(&RULES, US_PER_MS);
+        assert!(quarantine.look(&RULES, false, 2 * US_PER_MS));
+        assert_eq!(quarantine.reason(), Reason::Failover, "the stronger reason stays");
+        assert!(!quarantine.look(&RULES, true, 3 * US_PER_MS));
+        assert_eq!(quarantine.left_ms(&RULES, 3 * US_PER_MS), 9);
     }
 }

@@ -3,9 +3,8 @@
 //! A master that was superseded must not grant for longer than its successor waits. So a master
 //! grants only for `rlock.max-replica-lag-ms` after a moment at which enough replicas followed it:
 //!
-//! 1. Each tick it reads the steady clock, and *then* notes the offset of its stream. What a replica
-//!    acknowledges beyond that offset was written later than the clock was read, and since this
-//!    server became a master.
+//! 1. Each tick it reads the steady clock, and *then* notes the offset of its stream. Bytes beyond
+//!    that offset were written later than the clock was read, and since this server became a master.
 //! 2. The right lasts until the newest noted time that enough replicas have acknowledged, plus the
 //!    lag.
 //! 3. Each step that grants or renews compares its one reading of the clock with that, see
@@ -28,7 +27,7 @@ pub struct Replication {
     pub acknowledged: Vec<u64>,
 }
 
-/// What a tick reads. [`RightToGrant::on_tick`] decides in which order.
+/// The readings of a tick. [`RightToGrant::on_tick`] decides in which order.
 pub trait Readings {
     /// The steady clock, in microseconds.
     fn clock_us(&mut self) -> u64;
@@ -94,5 +93,54 @@ impl RightToGrant {
         if self.noted.len() > MAX_NOTED {
             self.noted.pop_first();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Server(u64, Replication);
+
+    impl Readings for Server {
+        fn clock_us(&mut self) -> u64 {
+            self.0
+        }
+
+        fn replication(&mut self) -> Option<Replication> {
+            Some(self.1.clone())
+        }
+    }
+
+    /// A tick at a moment, which is the offset too.
+    fn tick(right: &mut RightToGrant, now: u64, acknowledged: &[u64]) {
+        right.on_tick(2, 10, &mut Server(now, Replication { offset: now, acknowledged: acknowledged.into() }));
+    }
+
+    #[test]
+    fn the_right_lasts_from_the_newest_moment_at_which_enough_replicas_followed() {
+        let mut right = RightToGrant::new();
+        tick(&mut right, 100, &[]);
+        tick(&mut right, 110, &[111, 100, 100]);
+        assert!(!right.lasts_at(100), "the offset itself was written before");
+        tick(&mut right, 115, &[111, 101, 100]);
+        assert!(right.lasts_at(109) && !right.lasts_at(110));
+        tick(&mut right, 116, &[116, 116, 100]);
+        assert!(right.lasts_at(124) && !right.lasts_at(125));
+        tick(&mut right, 117, &[0, 0, 0]);
+        assert!(right.lasts_at(124), "an earlier moment takes nothing away");
+        right.begin_term();
+        assert!(!right.lasts_at(100));
+    }
+
+    #[test]
+    fn more_offsets_than_are_kept_make_the_right_end_earlier() {
+        let mut right = RightToGrant::new();
+        for now in 1..=MAX_NOTED as u64 + 10 {
+            tick(&mut right, now, &[]);
+        }
+        assert_eq!(right.noted.len(), MAX_NOTED);
+        tick(&mut right, 9999, &[2, 2]);
+        assert_eq!(right.until_us, 0);
     }
 }

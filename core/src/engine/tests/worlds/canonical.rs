@@ -47,7 +47,7 @@ pub(super) struct OneServer<'w> {
     pub(super) now_us: u64,
 }
 
-/// What was seen of one server, or of several.
+/// The words that describe one server, or several.
 pub(super) struct Seen<'w> {
     pub(super) of: OneServer<'w>,
     words: Vec<u64>,

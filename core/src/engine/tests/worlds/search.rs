@@ -58,7 +58,7 @@ impl Path {
     }
 }
 
-/// How many states each world is to have, if that is said.
+/// The least number of states of each world, if `RLOCK_WORLDS_STATES` gives one.
 pub(super) fn wanted_states() -> Option<usize> {
     let states = std::env::var("RLOCK_WORLDS_STATES").ok()?;
     Some(states.parse::<usize>().expect("a number").div_ceil(WORLDS))

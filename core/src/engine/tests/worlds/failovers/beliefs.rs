@@ -1,10 +1,10 @@
-//! What owners believe, as docs/guarantees.md defines it. This is the oracle: it knows what owners
-//! sent and were answered, and nothing of the servers.
+//! What owners believe, as docs/guarantees.md defines it. This is the oracle: it knows the
+//! requests of owners and their answers, and nothing of the servers.
 //!
 //! An owner believes from the answer to an ACQUIRE that did not wait, or after a wait from the
 //! answer to a RENEW with the token of the grant. It believes until its own clock before it sent the
 //! last answered ACQUIRE or RENEW, plus the lease (with SESSION and its connection lost, plus the
-//! smaller of lease and grace), or until it sends RELEASE. A RENEW that is answered after the end
+//! smaller of lease and grace), or until it sends RELEASE. A RENEW whose answer comes after the end
 //! prolongs nothing. Of a hold that an owner acquires again only the first ACQUIRE counts.
 
 use std::vec::Vec;
@@ -17,7 +17,7 @@ pub(super) struct Claim {
     pub(super) key: usize,
     pub(super) mode: Mode,
     pub(super) count: u32,
-    /// The token that the owner was told last.
+    /// The token in the last answer.
     pub(super) token: u64,
     /// When the last answered request was sent; `None` if the owner has not believed yet, since it
     /// was granted after a wait.

@@ -24,7 +24,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// What is wrong.
+    /// The wrong rule in words.
     pub(super) fn told(self) -> &'static str {
         match self {
             Self::None => "nothing",
@@ -32,8 +32,8 @@ impl Fault {
             Self::RenewsUnclaimed => "RENEW works in the quarantine for a grant that was never claimed",
             Self::RenewsAnyToken => "a RENEW without TOKEN counts as the claim of a grant",
             Self::Reenters => "an owner acquires again in the quarantine",
-            Self::AnswersOnce => "ONCE is answered in the quarantine",
-            Self::AnswersRetries => "a retry with the last REQ is answered in the quarantine",
+            Self::AnswersOnce => "the quarantine lets ONCE repeat a grant",
+            Self::AnswersRetries => "the quarantine lets the last REQ repeat a grant",
             Self::ChangesModes => "a holder acquires in another mode in the quarantine",
             Self::Drains => "DRAIN works in the quarantine",
             Self::TimerGrants => "the timer does not look at the right to grant",

@@ -170,11 +170,13 @@ fn with_servers(asks: &[Action]) -> Setup {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn owners_of_mutexes_exclude_each_other() {
     search("failovers: mutex", &with_servers(&of_both(&[A, P], &[TRY, WAIT, RENEW, RELEASE, Ask::Leave])));
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn readers_and_writers_exclude_each_other() {
     let (read, write) = (Mode::Read, Mode::Write);
     let asks = [Ask::Try(read, 1), Ask::Try(write, 1), Ask::Renew(read), Ask::Renew(write), Ask::Release(write)];
@@ -182,6 +184,7 @@ fn readers_and_writers_exclude_each_other() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn owners_have_no_more_permits_than_there_are() {
     let mut asks = of_both(&[A, P], &[Ask::Renew(Mode::Permits), Ask::Release(Mode::Permits), Ask::Drain]);
     for server in [A, P] {
@@ -192,12 +195,14 @@ fn owners_have_no_more_permits_than_there_are() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn owners_of_fair_locks_exclude_each_other() {
     let asks = of_both(&[A, P], &[TRY, WAIT, RENEW, RELEASE, Ask::Leave]);
     search("failovers: fair", &Setup { kind: Kind::Fair, ..with_servers(&asks) });
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn owners_of_many_keys_exclude_each_other() {
     let mut asks = of_both(&[A, P], &[TRY, RENEW, Ask::TryBoth]);
     asks.extend([A, P].map(|server| Action::Ask(Y, server, 1, TRY)));
@@ -205,6 +210,7 @@ fn owners_of_many_keys_exclude_each_other() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn owners_with_sessions_exclude_each_other() {
     let asks = of_both(&[A, P], &[TRY, RENEW, Ask::Close]);
     search("failovers: SESSION", &Setup { has_sessions: true, ..with_servers(&asks) });
@@ -212,12 +218,14 @@ fn owners_with_sessions_exclude_each_other() {
 
 /// The wall clock of the former master is three ticks ahead: holds last longer at its successor.
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn clocks_that_differ_leave_one_owner() {
     let asks = of_both(&[A, P], &[TRY, WAIT, RENEW, RELEASE]);
     search("failovers: clocks differ", &Setup { clocks_ahead: [3, 0, 0, 0], ..with_servers(&asks) });
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn restarts_between_failovers_leave_one_owner() {
     let restarts = [Action::Restart(A), Action::Lose(A), Action::Restart(P), Action::Lose(P)];
     let asks = [&of_both(&[A, P], &[TRY, RENEW, RELEASE])[..], &restarts].concat();
@@ -238,6 +246,7 @@ fn restarting() -> Setup {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn restarts_leave_one_owner() {
     search("failovers: restarts of one", &restarting());
 }
@@ -245,6 +254,7 @@ fn restarts_leave_one_owner() {
 const PASS: Action = Action::Pass(1);
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn wrong_renewals_leave_two_owners() {
     let at_once = [
         PASS,
@@ -283,6 +293,7 @@ fn wrong_renewals_leave_two_owners() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn wrong_answers_in_a_quarantine_leave_two_owners() {
     let begins_with = || [ask(X, A, TRY), Action::Receive(P), Action::FailOver(P)].to_vec();
     let exclusive = |again: Ask| {
@@ -321,6 +332,7 @@ fn wrong_answers_in_a_quarantine_leave_two_owners() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn a_wrong_right_to_grant_leaves_two_owners() {
     let actions = [
         PASS,
@@ -357,6 +369,7 @@ fn a_wrong_right_to_grant_leaves_two_owners() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of states")]
 fn a_wrong_quarantine_leaves_two_owners() {
     let actions = [PASS, Action::Follow(A), Action::Follow(P), Action::FailOver(P), ask(X, A, TRY), ask(Y, P, TRY)];
     let setup = || Setup { are_owners_alike: false, ..Setup::new(&actions) };

@@ -10,7 +10,7 @@ use super::action::Action;
 use super::fault::Fault;
 use super::world::World;
 
-/// What was reached: the number of states that showed it.
+/// The number of states that showed each event.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reached {
     pub(super) lost_suffixes: u64,

@@ -52,7 +52,7 @@ pub(super) struct Waiting {
     pub(super) sent: u64,
 }
 
-/// What a master knows of a replica.
+/// A master's knowledge of a replica.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Link {
     /// The offset that it has acknowledged; `None` if it never followed.
@@ -74,10 +74,10 @@ pub(super) struct Server {
     pub(super) offset: u64,
     /// What its master has written and this replica has not received.
     pub(super) on_the_way: Vec<Sent>,
-    /// What follows is unrelated to what it has: it receives a copy of all.
+    /// Its data is unrelated to the stream: it receives a copy of all.
     pub(super) needs_copy: bool,
-    /// Its replicas, by number. A connection that was lost counts until the next promotion: nobody
-    /// may have noticed.
+    /// Its replicas, by number. A lost connection counts until the next promotion: the
+    /// master may not have noticed.
     pub(super) links: Vec<Link>,
     pub(super) waiting: Vec<Waiting>,
     /// The last connection of each owner.

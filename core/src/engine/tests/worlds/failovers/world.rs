@@ -1,7 +1,7 @@
 //! Servers that replicate, owners that ask them, and time. One step at a time.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::rc::Rc;
 use std::vec::Vec;
 
 use super::action::{Action, Ask};
@@ -34,7 +34,7 @@ const BEGIN: u64 = 100;
 
 static BARRED: BTreeSet<u64> = BTreeSet::new();
 
-/// What a step has shown.
+/// The events of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Shown {
     /// A replica was promoted that lacks effects of its master.
@@ -53,7 +53,7 @@ pub(super) struct World<'s> {
     setup: &'s Setup,
     fault: Fault,
     now: u64,
-    servers: Vec<Arc<Server>>,
+    servers: Vec<Rc<Server>>,
     owners: [Beliefs; 2],
     /// An owner has sent a request.
     has_begun: bool,
@@ -96,7 +96,7 @@ struct Between<'w, 's> {
     world: &'w mut World<'s>,
     server: usize,
     readings: usize,
-    /// What a tick would read that reads the clock last.
+    /// The state of the replication for a tick that reads the clock last.
     early: Option<Replication>,
 }
 
@@ -129,7 +129,7 @@ impl Readings for Between<'_, '_> {
 
 impl<'s> World<'s> {
     pub(super) fn new(setup: &'s Setup, fault: Fault) -> Self {
-        let servers = (0..setup.servers).map(|_| Arc::new(Server::new(setup.servers))).collect();
+        let servers = (0..setup.servers).map(|_| Rc::new(Server::new(setup.servers))).collect();
         let owners = [Beliefs::default(), Beliefs::default()];
         let answered = [false, false];
         let (has_begun, shown) = (false, Shown::default());
@@ -162,7 +162,7 @@ impl<'s> World<'s> {
     }
 
     fn server(&mut self, number: usize) -> &mut Server {
-        Arc::make_mut(&mut self.servers[number])
+        Rc::make_mut(&mut self.servers[number])
     }
 
     fn now_of(&self, server: usize) -> Now {
@@ -422,7 +422,7 @@ impl<'s> World<'s> {
         self.after_tick(number, ticked.has_resumed);
     }
 
-    /// What happens between the readings of a slow tick.
+    /// The events between the readings of a slow tick.
     fn meanwhile(&mut self, master: usize) {
         self.ping(master);
         for replica in self.replicas_of(master) {
@@ -456,7 +456,7 @@ impl<'s> World<'s> {
         self.run_timer(number);
     }
 
-    /// What was to be written was written.
+    /// A turn of the server begins: it has written its answers.
     fn begin_turn(&mut self, number: usize) {
         let Server { engine, waiting, .. } = self.server(number);
         engine.begin_turn();
@@ -814,7 +814,7 @@ impl<'s> World<'s> {
             seen.word(is_beyond(link.acknowledged));
             seen.word(is_beyond(link.in_socket));
             let follows =
-                self.servers[number].follows.is_some_and(|master| Arc::as_ptr(&self.servers[master]) == server);
+                self.servers[number].follows.is_some_and(|master| Rc::as_ptr(&self.servers[master]) == server);
             seen.word(if follows { is_beyond(Some(self.servers[number].offset)) } else { u64::MAX });
         }
         seen.word(is_beyond(Some(server.offset)));
