@@ -32,6 +32,10 @@ impl Claim {
         self.sent.map_or(0, |sent| sent.saturating_add(self.lasts))
     }
 
+    pub(super) fn sent(&self) -> Option<u64> {
+        self.sent
+    }
+
     /// A grant after a wait whose owner has not heard anything since.
     pub(super) fn is_unclaimed(&self) -> bool {
         self.sent.is_none()

@@ -778,7 +778,10 @@ impl<'s> World<'s> {
                 seen.word(claim.count);
                 seen.number(claim.token);
                 seen.word(u64::from(claim.is_unclaimed()));
-                seen.word(claim.until().saturating_sub(self.now));
+                // The grace of a session counts from when the last request was sent.
+                let left = claim.until().saturating_sub(self.now);
+                seen.word(left);
+                seen.word(if left > 0 { claim.sent().map_or(0, |sent| self.now - sent) } else { 0 });
             }
         }
         seen.finish()
