@@ -164,9 +164,9 @@ test-faults: build ## Check what clients observe under each fault for SECONDS, o
 check-speed: ## Check a generated history of OPERATIONS, and print how long that takes
 	$(CHECK) speed --operations $(OPERATIONS)
 
-check-worlds: ## Try every order of steps in small worlds, at least STATES states, against oracles; WRITE=1 records the table
+check-worlds: ## Try every order of steps in small worlds, at least STATES states, against oracles; ONLY=failovers, WRITE=1 records the tables
 	@$(NEED) build
-	@STATES=$(STATES) ./scripts/worlds $(if $(WRITE),docs/internals/checks.md)
+	@STATES=$(STATES) ONLY=$(ONLY) ./scripts/worlds $(if $(WRITE),docs/internals/checks.md)
 
 check-mutants: ## Build the module with each fault of verify/check/mutants, and record which check notices it; NAMES=fifo for some
 	@$(NEED) build

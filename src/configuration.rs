@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rlock_core::{Limits, MAX_LEASE_MS, MayGrant};
+use rlock_core::{GrantRules, Limits, MAX_LEASE_MS, MayGrant, QuarantineAfter};
 
 use crate::ffi::{Args, ConfigSpec, LoadError, Registrar};
 
@@ -45,14 +45,6 @@ const fn number(
     place: &'static AtomicI64,
 ) -> ConfigSpec {
     ConfigSpec { name, default, min: *range.start(), max: *range.end(), place, words: &[] }
-}
-
-/// The events that begin a quarantine: see `crate::quarantine`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum QuarantineAfter {
-    Empty,
-    Restart,
-    Failover,
 }
 
 /// Registers the settings. Arguments of `loadmodule` (`name value …`) replace the defaults; the
@@ -132,6 +124,17 @@ pub(crate) fn min_replicas() -> u64 {
 /// How long a master may grant after enough replicas last followed it, in milliseconds.
 pub(crate) fn max_replica_lag_ms() -> u64 {
     read(&MAX_REPLICA_LAG_MS)
+}
+
+/// The settings that decide whether this server may grant.
+#[inline]
+pub(crate) fn grant_rules() -> GrantRules {
+    GrantRules {
+        quarantine_after: quarantine_after(),
+        quarantine_ms: quarantine_ms(),
+        min_replicas: min_replicas(),
+        max_replica_lag_ms: max_replica_lag_ms(),
+    }
 }
 
 /// The limits that the engine applies to a request.

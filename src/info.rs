@@ -11,7 +11,6 @@ use crate::ffi::InfoCtx;
 use crate::notices;
 use crate::propagation;
 use crate::quarantine;
-use crate::right_to_grant;
 use crate::state;
 
 pub(crate) fn write(info: &InfoCtx) {
@@ -46,7 +45,7 @@ pub(crate) fn write(info: &InfoCtx) {
     info.add(c"notices_queued", notices::outgoing() as u64);
     info.add(c"quarantine_left_ms", quarantine::remaining_ms());
     info.add(c"may_grant", (quarantine::may_grant(clock::mono_us()) == MayGrant::Yes).into());
-    info.add(c"replicas_following", right_to_grant::following());
+    info.add(c"replicas_following", quarantine::following());
     info.add(c"max_lease_ms", configuration::max_lease_ms());
     info.add(c"propagating", propagation::is_on().into());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());

@@ -10,7 +10,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | the server's C API | [`ffi`] |
-//! | clocks, configuration, the state of the server and of the engine | [`clock`], [`configuration`], [`eviction`], [`server`], [`state`], [`turn`], [`propagation`], [`right_to_grant`], [`quarantine`] |
+//! | clocks, configuration, the state of the server and of the engine | [`clock`], [`configuration`], [`eviction`], [`server`], [`state`], [`turn`], [`propagation`], [`quarantine`] |
 //! | the timer | [`timer`] |
 //! | arguments, replies, values | [`reply`], [`arguments`], [`options`], [`value`] |
 //! | blocked and notified waiters | [`waiting`], [`channels`], [`shard_channels`], [`notices`] |
@@ -45,7 +45,6 @@ mod options;
 mod propagation;
 mod quarantine;
 mod reply;
-mod right_to_grant;
 mod server;
 mod shard_channels;
 mod state;

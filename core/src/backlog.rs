@@ -40,6 +40,7 @@ pub struct Offer {
 
 /// See the module documentation.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Backlog {
     /// Loaded keys that have no alarm yet, with the stable id of their database in place of its
     /// number.
@@ -197,6 +198,7 @@ impl Backlog {
 
 /// Keys that currently may not be decided about.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 struct Postponed {
     keys: Chunked<Key>,
     /// When the first of `keys` was postponed. Later keys do not delay it.

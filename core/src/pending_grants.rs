@@ -23,6 +23,7 @@ use crate::registry::NameId;
 use crate::request::RequestMark;
 
 /// A pending grant: the terms that it sets, and the data to undo it.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct PendingGrant {
     pub(crate) ticket: u64,
     /// The count that it adds to the hold. 0 for a retry (`ONCE`, or the same `REQ` id).
@@ -80,6 +81,7 @@ type Names = SmallVec<[NameId; 1]>;
 const MAX_PENDING: usize = 32;
 
 /// A hold with pending grants.
+#[cfg_attr(test, derive(Clone))]
 struct PendingHold {
     /// The terms before the first pending grant; `None` if the hold began with it.
     before: Option<Terms>,
@@ -148,6 +150,7 @@ pub(crate) struct Undone {
 
 /// The pending grants of a ticket: one for each key of its request.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 struct PendingTicket {
     client: Option<u64>,
     /// The answer is published on a channel, and not written to the connection that asked.
@@ -158,6 +161,7 @@ struct PendingTicket {
 
 /// See the module documentation.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct PendingGrants {
     /// By name and token.
     holds: BTreeMap<(NameId, u64), Box<PendingHold>>,

@@ -19,6 +19,7 @@ pub(crate) struct Binding {
 
 /// The bindings of holds to connections.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Sessions {
     bindings: BTreeSet<Binding>,
     /// Closed connections whose holds were not all visited yet.

@@ -68,6 +68,7 @@ pub(crate) fn count(counter: &mut u64) {
 
 /// See the module documentation.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Statistics {
     kinds: PerKind<KindStats>,
     waits: WaitTimes,
@@ -128,6 +129,7 @@ const BUCKET_BITS: u32 = 3;
 const LONGEST_US: u64 = (1 << 45) - 1;
 const BUCKETS: usize = 344;
 
+#[cfg_attr(test, derive(Clone))]
 struct Window {
     counts: [u32; BUCKETS],
     max_us: u64,
@@ -136,6 +138,7 @@ struct Window {
 const EMPTY: Window = Window { counts: [0; BUCKETS], max_us: 0 };
 
 /// The buckets of two minutes.
+#[cfg_attr(test, derive(Clone))]
 struct WaitTimes {
     /// The current minute and the one before.
     windows: Box<[Window; 2]>,

@@ -12,6 +12,7 @@ use ahash::RandomState;
 use hashbrown::HashMap;
 
 /// See the module documentation.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Databases {
     /// The stable ids of databases. A database without an entry is its own id.
     stable: HashMap<u32, u32, RandomState>,

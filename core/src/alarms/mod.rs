@@ -19,6 +19,7 @@ use crate::time::Now;
 const FIRED_US: u64 = u64::MAX;
 
 /// See the module documentation.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Alarms {
     alarms: Deadlines<KeyName, u32>,
     /// The number of alarms that are not stale, by stable database id.

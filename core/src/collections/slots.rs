@@ -7,6 +7,7 @@ const NO_SLOT: u32 = u32::MAX;
 /// The capacity that an empty table keeps.
 const KEPT_SLOTS: usize = 4096;
 
+#[cfg_attr(test, derive(Clone))]
 enum Slot<T> {
     Taken(T),
     /// The next free slot.
@@ -14,6 +15,7 @@ enum Slot<T> {
 }
 
 /// Values of type `T`, each with the number of its slot.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Slots<T> {
     slots: Chunked<Slot<T>>,
     free: u32,

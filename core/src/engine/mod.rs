@@ -79,6 +79,7 @@ pub use views::WaiterView;
 
 /// The state of one server's locks beyond their values. Each part keeps its own state private; the
 /// files of this folder combine the parts' methods into decisions.
+#[cfg_attr(test, derive(Clone))]
 pub struct Engine {
     /// The waiters, by key name.
     registry: Registry,

@@ -85,6 +85,7 @@ pub struct Idle {
 /// Holds with their bindings, and places, that left a lock in one step and are too many to clean up
 /// in one.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Leftovers {
     pub(crate) holds: Chunked<Hold>,
     /// The generation in which their bindings are valid.

@@ -10,6 +10,7 @@ use crate::bytes::Key;
 
 /// The unprocessed events of a name.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Dirty {
     /// RESTORE, RENAME or the like imported a value: its holds are bound to no connection.
     pub(crate) imported: bool,

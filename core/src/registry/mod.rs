@@ -61,6 +61,7 @@ use crate::kind::{Kind, PerKind};
 use crate::outbox::Answer;
 
 /// See the module documentation.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Registry {
     names: Names,
     owners: Owners,

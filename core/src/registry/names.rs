@@ -40,6 +40,7 @@ impl Holder {
 }
 
 /// The state of a name.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct NameRecord {
     key: Key,
     pub(super) queue: SmallSet<Position>,
@@ -115,6 +116,7 @@ impl NameRecord {
 }
 
 /// The records, by id and by key.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Names {
     slots: Slots<Box<NameRecord>>,
     by_key: NameTable,

@@ -21,6 +21,7 @@ type Wait = (u64, u64);
 
 /// The notified waiters, and which of them are cut off.
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Notified {
     waits: BTreeSet<Wait>,
     /// The waits of former terms, one set per term, none empty: this server was demoted and

@@ -25,6 +25,7 @@ pub(super) struct Holding {
 }
 
 /// The waits and the holds of an owner.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct OwnerRecord {
     bytes: Box<[u8]>,
     pub(super) waits: SmallSet<Wait>,
@@ -43,6 +44,7 @@ impl OwnerRecord {
 }
 
 /// The owners, by id and by name.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Owners {
     slots: Slots<OwnerRecord>,
     by_bytes: NameTable,

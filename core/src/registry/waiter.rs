@@ -16,6 +16,7 @@ use crate::time::Now;
 pub(crate) type RequestNames = SmallVec<[NameId; 1]>;
 
 /// A request that waits. There may be millions, so it is small.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Waiter {
     /// In the order of the request.
     pub(super) names: RequestNames,

@@ -2,16 +2,19 @@
 //! numbers and connection numbers counts, and only the distance of times from now. Tickets do not
 //! count.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
 use std::vec::Vec;
 
 use ahash::RandomState;
 
 use crate::bytes::{Key, KeyRef};
+use crate::engine::Engine;
 use crate::engine::tests::keyspace::Value;
 use crate::engine::tests::world::World;
 use crate::event::Terms;
 use crate::lock::Lock;
+use crate::outbox::Notice;
 use crate::pending_grants::PendingGrant;
 use crate::place::Stay;
 use crate::registry::NameView;
@@ -21,18 +24,32 @@ use crate::request::{Ask, RequestMark};
 
 /// A hash of the relevant state of a world, in which the owners have these connections now.
 pub(super) fn hash(world: &World, connections: &[u64]) -> u64 {
-    let mut seen = Seen { world, words: Vec::with_capacity(256), numbers: Vec::new(), clients: Vec::new() };
+    let server = OneServer {
+        engine: &world.engine,
+        values: &world.values,
+        unpublished: &world.unpublished,
+        now_us: world.now.mono_us,
+    };
+    let mut seen = Seen::new(server);
     for connection in connections {
         seen.client(Some(*connection));
     }
-    seen.values();
-    seen.names();
-    seen.lists();
+    seen.see();
     seen.finish()
 }
 
-struct Seen<'w> {
-    world: &'w World,
+/// The parts of one server.
+#[derive(Clone, Copy)]
+pub(super) struct OneServer<'w> {
+    pub(super) engine: &'w Engine,
+    pub(super) values: &'w BTreeMap<(u32, Vec<u8>), Value>,
+    pub(super) unpublished: &'w [(u64, Notice)],
+    pub(super) now_us: u64,
+}
+
+/// The words that describe one server, or several.
+pub(super) struct Seen<'w> {
+    pub(super) of: OneServer<'w>,
     words: Vec<u64>,
     /// Tokens and arrival numbers, with the index in `words` for their rank.
     numbers: Vec<(u64, usize)>,
@@ -40,23 +57,34 @@ struct Seen<'w> {
     clients: Vec<(u64, usize)>,
 }
 
-impl Seen<'_> {
-    fn word(&mut self, word: impl Into<u64>) {
+impl<'w> Seen<'w> {
+    pub(super) fn new(of: OneServer<'w>) -> Self {
+        Self { of, words: Vec::with_capacity(256), numbers: Vec::new(), clients: Vec::new() }
+    }
+
+    /// Looks at the server.
+    pub(super) fn see(&mut self) {
+        self.values();
+        self.names();
+        self.lists();
+    }
+
+    pub(super) fn word(&mut self, word: impl Into<u64>) {
         self.words.push(word.into());
     }
 
-    fn number(&mut self, number: u64) {
+    pub(super) fn number(&mut self, number: u64) {
         self.numbers.push((number, self.words.len()));
         self.words.push(0);
     }
 
-    fn client(&mut self, client: Option<u64>) {
+    pub(super) fn client(&mut self, client: Option<u64>) {
         self.clients.extend(client.map(|client| (client, self.words.len())));
         self.words.push(0);
     }
 
-    fn time(&mut self, at_us: Option<u64>) {
-        let distance = at_us.map_or(u64::MAX, |at_us| at_us.wrapping_sub(self.world.now.mono_us));
+    pub(super) fn time(&mut self, at_us: Option<u64>) {
+        let distance = at_us.map_or(u64::MAX, |at_us| at_us.wrapping_sub(self.of.now_us));
         self.words.push(distance);
     }
 
@@ -93,8 +121,7 @@ impl Seen<'_> {
     }
 
     fn values(&mut self) {
-        let world = self.world;
-        for ((db, name), value) in &world.values {
+        for ((db, name), value) in self.of.values {
             let key = KeyRef { db: *db, name };
             self.key(key);
             match value {
@@ -105,7 +132,7 @@ impl Seen<'_> {
     }
 
     fn lock(&mut self, key: KeyRef<'_>, lock: &Lock) {
-        let engine = &self.world.engine;
+        let engine = self.of.engine;
         self.word(lock.kind() as u64);
         self.word(lock.permits());
         self.option(lock.idle().map(|idle| idle.idle_ms));
@@ -139,7 +166,7 @@ impl Seen<'_> {
     }
 
     fn names(&mut self) {
-        let mut names: Vec<NameView<'_>> = self.world.engine.registry.views().collect();
+        let mut names: Vec<NameView<'_>> = self.of.engine.registry.views().collect();
         names.sort_by(|a, b| (a.key.db, a.key.name).cmp(&(b.key.db, b.key.name)));
         for name in &names {
             self.name(name);
@@ -147,7 +174,7 @@ impl Seen<'_> {
     }
 
     fn name(&mut self, name: &NameView<'_>) {
-        let engine = &self.world.engine;
+        let engine = self.of.engine;
         self.key(name.key);
         let is_behind = name.generation < engine.alarms.generation(name.key.db);
         let flags = [name.knows_holders, name.is_rejoining, name.is_listed, is_behind, name.dirty.is_some()];
@@ -231,7 +258,7 @@ impl Seen<'_> {
     }
 
     fn lists(&mut self) {
-        let engine = &self.world.engine;
+        let engine = self.of.engine;
         let key_of = |name| engine.registry.key(name).map(KeyRef::to_key);
         for key in engine.registry.dirty_names().filter_map(key_of).collect::<Vec<Key>>() {
             self.key(key.borrow());
@@ -246,7 +273,7 @@ impl Seen<'_> {
                 self.number(*token);
             }
         }
-        for (ticket, notice) in &self.world.unpublished {
+        for (ticket, notice) in self.of.unpublished {
             self.words.extend([notice.channel.0.get().into(), notice.id, notice.lasts_ms]);
             self.client(Some(notice.client));
             self.number(*ticket);
@@ -271,7 +298,7 @@ impl Seen<'_> {
         self.word(engine.backlog.leftovers().len() as u64);
     }
 
-    fn finish(mut self) -> u64 {
+    pub(super) fn finish(mut self) -> u64 {
         for numbers in [&mut self.numbers, &mut self.clients] {
             numbers.sort_unstable();
             let (mut rank, mut last) = (0, None);

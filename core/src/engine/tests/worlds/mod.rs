@@ -19,6 +19,7 @@ mod canonical;
 mod commands;
 mod compare;
 mod departures;
+mod failovers;
 mod kept;
 mod numbered;
 mod oracle;

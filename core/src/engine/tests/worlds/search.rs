@@ -35,7 +35,7 @@ pub(super) const PLAIN: Setup = Setup {
 };
 
 /// The number of worlds, which share the states.
-const WORLDS: usize = 28;
+const WORLDS: usize = 42;
 
 /// The deepest possible search.
 const MAX_DEPTH: usize = 16;
@@ -58,10 +58,15 @@ impl Path {
     }
 }
 
+/// The least number of states of each world, if `RLOCK_WORLDS_STATES` gives one.
+pub(super) fn wanted_states() -> Option<usize> {
+    let states = std::env::var("RLOCK_WORLDS_STATES").ok()?;
+    Some(states.parse::<usize>().expect("a number").div_ceil(WORLDS))
+}
+
 /// Tries everything up to some depth, then takes walks.
 pub(super) fn search(name: &str, setup: &'static Setup) {
-    let states = std::env::var("RLOCK_WORLDS_STATES").map(|states| states.parse::<usize>().expect("a number"));
-    let wanted = states.map_or(1_000, |states| states.div_ceil(WORLDS));
+    let wanted = wanted_states().unwrap_or(1_000);
     let actions = (setup.actions)();
     assert!(actions.len() <= usize::from(u8::MAX));
     let mut known: HashSet<u64> = HashSet::new();

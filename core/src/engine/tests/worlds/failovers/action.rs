@@ -1,0 +1,109 @@
+//! The steps of servers, owners and time.
+
+use std::fmt;
+
+use crate::kind::Mode;
+
+/// A request of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// ACQUIRE without BLOCK.
+    Try(Mode, u32),
+    /// ACQUIRE with ONCE, without BLOCK.
+    Once(Mode, u32),
+    /// ACQUIRE with BLOCK 0 and REQ 1: sent again it is a retry.
+    Wait(Mode, u32),
+    /// MACQUIRE of both keys, without BLOCK.
+    TryBoth,
+    /// DRAIN.
+    Drain,
+    /// RENEW with the token that the owner knows.
+    Renew(Mode),
+    /// RELEASE.
+    Release(Mode),
+    /// The connection closes on which a request waits, or was granted in the last turn.
+    Leave,
+    /// The connection closes that the owner's holds are bound to.
+    Close,
+}
+
+/// A step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Time passes. Servers do nothing meanwhile: all of them are as if stopped.
+    Pass(u64),
+    /// A master reads the acknowledgements in its sockets, makes its regular tick, writes a ping and
+    /// runs its timer.
+    Tick(usize),
+    /// The same. Between the two readings of the tick it writes a ping, its replicas receive all, the
+    /// second server is promoted and followed, and one tick of time passes.
+    SlowTick(usize),
+    /// A replica receives all of its master's stream, and acknowledges it. The master reads that when
+    /// it ticks next.
+    Receive(usize),
+    /// A master ticks, its replicas receive all, and it ticks again: now they follow it.
+    Follow(usize),
+    /// A replica becomes a master. It lacks what it has not received.
+    Promote(usize),
+    /// A server becomes a replica of a master that was promoted later than any that it knows.
+    Attach(usize, usize),
+    /// Promotes a replica, attaches the other replicas of its master to it, and lets them follow.
+    FailOver(usize),
+    /// A server restarts with its data.
+    Restart(usize),
+    /// A server restarts without its data.
+    Lose(usize),
+    /// An owner sends a request for a key to a server, which answers it.
+    Ask(u8, usize, usize, Ask),
+}
+
+/// The first master, its first successor, and the others.
+const SERVERS: [&str; 4] = ["A", "P", "C", "D"];
+
+const OWNERS: [&str; 2] = ["X", "Y"];
+
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (word, mode, count, option) = match *self {
+            Self::Try(mode, count) => ("ACQUIRE", mode, count, ""),
+            Self::Once(mode, count) => ("ACQUIRE", mode, count, " ONCE"),
+            Self::Wait(mode, count) => ("ACQUIRE", mode, count, " BLOCK REQ 1"),
+            Self::TryBoth => ("MACQUIRE", Mode::Exclusive, 1, ""),
+            Self::Drain => ("DRAIN", Mode::Exclusive, 1, ""),
+            Self::Renew(mode) => ("RENEW", mode, 1, ""),
+            Self::Release(mode) => ("RELEASE", mode, 1, ""),
+            Self::Leave => return f.write_str("the connection of the wait closes"),
+            Self::Close => return f.write_str("the connection of the session closes"),
+        };
+        f.write_str(word)?;
+        match mode {
+            Mode::Read => f.write_str(" READ")?,
+            Mode::Write => f.write_str(" WRITE")?,
+            Mode::Permits if count > 1 => write!(f, " {count} permits")?,
+            Mode::Exclusive | Mode::Permits => {}
+        }
+        f.write_str(option)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Pass(1) => f.write_str("1 tick passes"),
+            Self::Pass(ticks) => write!(f, "{ticks} ticks pass"),
+            Self::Tick(server) => write!(f, "{} runs", SERVERS[server]),
+            Self::SlowTick(server) => write!(f, "{} runs slowly: failover to P between its readings", SERVERS[server]),
+            Self::Receive(server) => write!(f, "{} receives all", SERVERS[server]),
+            Self::Follow(server) => write!(f, "{} is followed", SERVERS[server]),
+            Self::Promote(server) => write!(f, "{} is promoted", SERVERS[server]),
+            Self::Attach(server, master) => write!(f, "{} moves to {}", SERVERS[server], SERVERS[master]),
+            Self::FailOver(server) => write!(f, "failover to {}", SERVERS[server]),
+            Self::Restart(server) => write!(f, "{} restarts", SERVERS[server]),
+            Self::Lose(server) => write!(f, "{} restarts without data", SERVERS[server]),
+            Self::Ask(owner, server, key, ask) => {
+                write!(f, "{} at {}: {ask}", OWNERS[usize::from(owner)], SERVERS[server])?;
+                if key > 0 { f.write_str(" of the second key") } else { Ok(()) }
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What owners believe, as docs/guarantees.md defines it. This is the oracle: it knows the
+//! requests of owners and their answers, and nothing of the servers.
+//!
+//! An owner believes from the answer to an ACQUIRE that did not wait, or after a wait from the
+//! answer to a RENEW with the token of the grant. It believes until its own clock before it sent the
+//! last answered ACQUIRE or RENEW, plus the lease (with SESSION and its connection lost, plus the
+//! smaller of lease and grace), or until it sends RELEASE. A RENEW whose answer comes after the end
+//! prolongs nothing. Of a hold that an owner acquires again only the first ACQUIRE counts.
+
+use std::vec::Vec;
+
+use crate::kind::Mode;
+
+/// What one owner knows of one hold.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) key: usize,
+    pub(super) mode: Mode,
+    pub(super) count: u32,
+    /// The token in the last answer.
+    pub(super) token: u64,
+    /// When the last answered request was sent; `None` if the owner has not believed yet, since it
+    /// was granted after a wait.
+    sent: Option<u64>,
+    /// For how long it believes from then on.
+    lasts: u64,
+}
+
+impl Claim {
+    /// When the belief ends.
+    pub(super) fn until(&self) -> u64 {
+        self.sent.map_or(0, |sent| sent.saturating_add(self.lasts))
+    }
+
+    pub(super) fn sent(&self) -> Option<u64> {
+        self.sent
+    }
+
+    /// A grant after a wait whose owner has not heard anything since.
+    pub(super) fn is_unclaimed(&self) -> bool {
+        self.sent.is_none()
+    }
+}
+
+/// The beliefs of one owner.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Beliefs(Vec<Claim>);
+
+impl Beliefs {
+    pub(super) fn claims(&self) -> &[Claim] {
+        &self.0
+    }
+
+    pub(super) fn of(&self, key: usize, mode: Mode) -> Option<&Claim> {
+        self.0.iter().find(|claim| (claim.key, claim.mode) == (key, mode))
+    }
+
+    pub(super) fn believes(&self, key: usize, mode: Mode, now: u64) -> bool {
+        self.of(key, mode).is_some_and(|claim| claim.until() > now)
+    }
+
+    /// An ACQUIRE that was sent at some moment is granted now.
+    #[allow(clippy::too_many_arguments, reason = "a grant has as many parts")]
+    pub(super) fn granted(&mut self, key: usize, mode: Mode, count: u32, token: u64, lease: u64, sent: u64, now: u64) {
+        let before = self.of(key, mode).filter(|claim| claim.until() > now).map(|claim| claim.count);
+        let count = before.unwrap_or(count);
+        self.forget(key, mode);
+        self.0.push(Claim { key, mode, count, token, sent: Some(sent), lasts: lease });
+    }
+
+    /// A wait ended with a grant. The owner believes nothing yet.
+    pub(super) fn granted_after_wait(&mut self, key: usize, mode: Mode, count: u32, token: u64, now: u64) {
+        if !self.believes(key, mode, now) {
+            self.forget(key, mode);
+            self.0.push(Claim { key, mode, count, token, sent: None, lasts: 0 });
+        }
+    }
+
+    /// A RENEW was sent and answered now. Returns whether the owner believes.
+    pub(super) fn renewed(&mut self, key: usize, mode: Mode, lease: u64, now: u64) -> bool {
+        let claim = self.0.iter_mut().find(|claim| (claim.key, claim.mode) == (key, mode));
+        let claim = claim.filter(|claim| claim.is_unclaimed() || claim.until() > now);
+        let believes = claim.is_some();
+        if let Some(claim) = claim {
+            (claim.sent, claim.lasts) = (Some(now), lease);
+        }
+        believes
+    }
+
+    /// RELEASE was sent.
+    pub(super) fn forget(&mut self, key: usize, mode: Mode) {
+        self.0.retain(|claim| (claim.key, claim.mode) != (key, mode));
+    }
+
+    /// The connection was lost of an owner that acquires with SESSION.
+    pub(super) fn disconnected(&mut self, grace: u64) {
+        for claim in &mut self.0 {
+            claim.lasts = claim.lasts.min(grace);
+        }
+    }
+}
+
+/// Whether two owners believe at the same time what excludes each other.
+pub(super) fn overlap(owners: &[Beliefs], permits: u32, now: u64) -> bool {
+    let believed = |owner: &Beliefs| owner.0.iter().filter(|claim| claim.until() > now).cloned().collect::<Vec<_>>();
+    let believed: Vec<Vec<Claim>> = owners.iter().map(believed).collect();
+    let pairs = (0..believed.len()).flat_map(|first| (0..first).map(move |second| (first, second)));
+    let excludes = |first: &Claim, second: &Claim| {
+        first.key == second.key
+            && match (first.mode, second.mode) {
+                (Mode::Read, Mode::Read) => false,
+                (Mode::Permits, Mode::Permits) => first.count + second.count > permits,
+                _ => true,
+            }
+    };
+    pairs.into_iter().any(|(first, second)| {
+        believed[first].iter().any(|first| believed[second].iter().any(|second| excludes(first, second)))
+    })
+}

@@ -1,0 +1,50 @@
+//! Wrong rules. Each gives the core another input than the rule would.
+
+/// A wrong rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    None,
+    RenewsAtOnce,
+    RenewsUnclaimed,
+    RenewsAnyToken,
+    Reenters,
+    AnswersOnce,
+    AnswersRetries,
+    ChangesModes,
+    Drains,
+    TimerGrants,
+    CountsConnected,
+    OneTooFew,
+    StampsWhenRead,
+    ClockAfterOffset,
+    TooShort,
+    NotBegunAnew,
+    NotBegunWhenFollowed,
+    NoQuarantine,
+}
+
+impl Fault {
+    /// The wrong rule in words.
+    pub(super) fn told(self) -> &'static str {
+        match self {
+            Self::None => "nothing",
+            Self::RenewsAtOnce => "RENEW works at once after a promotion",
+            Self::RenewsUnclaimed => "RENEW works in the quarantine for a grant that was never claimed",
+            Self::RenewsAnyToken => "a RENEW without TOKEN counts as the claim of a grant",
+            Self::Reenters => "an owner acquires again in the quarantine",
+            Self::AnswersOnce => "the quarantine lets ONCE repeat a grant",
+            Self::AnswersRetries => "the quarantine lets the last REQ repeat a grant",
+            Self::ChangesModes => "a holder acquires in another mode in the quarantine",
+            Self::Drains => "DRAIN works in the quarantine",
+            Self::TimerGrants => "the timer does not look at the right to grant",
+            Self::CountsConnected => "replicas count that are connected",
+            Self::OneTooFew => "one replica less is enough",
+            Self::StampsWhenRead => "an acknowledgement counts from when it is read",
+            Self::ClockAfterOffset => "the clock is read after the offset",
+            Self::TooShort => "the quarantine is one tick shorter",
+            Self::NotBegunAnew => "a second failover does not begin the quarantine anew",
+            Self::NotBegunWhenFollowed => "the quarantine does not begin again when replicas follow",
+            Self::NoQuarantine => "there is no quarantine",
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! One server: the real engine, the real rules of `quarantine.rs` and `right_to_grant.rs`, and its
+//! end of the replication.
+
+use std::collections::BTreeMap;
+use std::vec::Vec;
+
+use super::action::Ask;
+use crate::engine::Engine;
+use crate::engine::tests::keyspace::Value;
+use crate::lock::Lock;
+use crate::quarantine::Quarantine;
+use crate::right_to_grant::Replication;
+
+/// The values of a server, by database and name.
+#[derive(Default)]
+pub(super) struct Values(pub(super) BTreeMap<(u32, Vec<u8>), Value>);
+
+impl Clone for Values {
+    /// An exact copy, with the alarms and bindings that a lock's own copy lacks.
+    fn clone(&self) -> Self {
+        let exact = |lock: &Lock| {
+            let mut copy = lock.clone();
+            copy.set_alarm(lock.alarm());
+            for (client, token) in lock.bindings() {
+                copy.bind(token, client);
+            }
+            copy
+        };
+        let copy = |value: &Value| match value {
+            Value::Lock(lock) => Value::Lock(exact(lock)),
+            Value::Foreign => Value::Foreign,
+        };
+        Self(self.0.iter().map(|(at, value)| (at.clone(), copy(value))).collect())
+    }
+}
+
+/// An effect on its way to a replica: the key, the facts, the owner and the note.
+#[derive(Clone)]
+pub(super) struct Sent {
+    pub(super) key: usize,
+    pub(super) facts: Vec<u8>,
+    pub(super) arguments: [Option<Vec<u8>>; 2],
+}
+
+/// A request that waits.
+#[derive(Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) ticket: u64,
+    pub(super) owner: u8,
+    pub(super) key: usize,
+    pub(super) ask: Ask,
+    pub(super) sent: u64,
+}
+
+/// A master's knowledge of a replica.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Link {
+    /// The offset that it has acknowledged; `None` if it never followed.
+    pub(super) acknowledged: Option<u64>,
+    /// The same in the master's socket, not read yet.
+    pub(super) in_socket: Option<u64>,
+}
+
+#[derive(Clone)]
+pub(super) struct Server {
+    pub(super) engine: Engine,
+    pub(super) values: Values,
+    pub(super) quarantine: Quarantine,
+    /// The master of a replica.
+    pub(super) follows: Option<usize>,
+    /// Promotions are numbered; the number of the last master that it knows, or its own.
+    pub(super) term: u64,
+    /// How much it has written or received.
+    pub(super) offset: u64,
+    /// What its master has written and this replica has not received.
+    pub(super) on_the_way: Vec<Sent>,
+    /// Its data is unrelated to the stream: it receives a copy of all.
+    pub(super) needs_copy: bool,
+    /// Its replicas, by number. A lost connection counts until the next promotion: the
+    /// master may not have noticed.
+    pub(super) links: Vec<Link>,
+    pub(super) waiting: Vec<Waiting>,
+    /// The last connection of each owner.
+    pub(super) connections: [u64; 2],
+}
+
+impl Server {
+    pub(super) fn new(servers: usize) -> Self {
+        Self {
+            engine: Engine::new([1, 2, 3, 4]),
+            values: Values::default(),
+            quarantine: Quarantine::new(),
+            follows: None,
+            term: 0,
+            offset: 0,
+            on_the_way: Vec::new(),
+            needs_copy: false,
+            links: std::vec![Link::default(); servers],
+            waiting: Vec::new(),
+            connections: [1, 2],
+        }
+    }
+
+    pub(super) fn is_master(&self) -> bool {
+        self.follows.is_none()
+    }
+
+    /// Reads what is in its sockets.
+    pub(super) fn read_acknowledgements(&mut self) {
+        for link in &mut self.links {
+            if let Some(offset) = link.in_socket.take() {
+                link.acknowledged = Some(offset);
+            }
+        }
+    }
+
+    pub(super) fn replication(&self) -> Replication {
+        let acknowledged = self.links.iter().filter_map(|link| link.acknowledged).collect();
+        Replication { offset: self.offset, acknowledged }
+    }
+}
