@@ -110,7 +110,7 @@ impl Oracle {
             self.holds.remove(at);
             self.begin_idle_time(now_ms);
         }
-        self.settle(now_ms);
+        self.hand_over(now_ms);
         Told::Left(left)
     }
 
@@ -126,9 +126,17 @@ impl Oracle {
     pub(crate) fn force(&mut self, now_ms: u64) {
         self.act_on_what_was_told(now_ms);
         if self.live(now_ms).next().is_some() || Kept::at(self.kept, now_ms).is_some() {
-            self.holds.clear();
+            self.holds.retain(|held| held.until_ms <= now_ms);
             self.kept = None;
             self.begin_idle_time(now_ms);
+            self.hand_over(now_ms);
+        }
+    }
+
+    /// After a hold ended: without waiters an expired hold stays until the timer removes it, and the
+    /// idle time of a semaphore begins then.
+    fn hand_over(&mut self, now_ms: u64) {
+        if !self.line.is_empty() {
             self.settle(now_ms);
         }
     }
