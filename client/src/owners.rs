@@ -1,0 +1,111 @@
+//! What the requests of an owner that has a name share: they come one after the other, and find what it holds already.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+use tokio::sync::OwnedMutexGuard;
+
+use crate::Error;
+use crate::hold::{Hold, Held};
+use crate::wire::Subject;
+
+/// By owner and key.
+#[derive(Default)]
+pub(crate) struct Owners(Mutex<HashMap<(Vec<u8>, Vec<u8>), Weak<Desk>>>);
+
+/// What one owner has of one key.
+#[derive(Default)]
+pub(crate) struct Desk {
+    turn: Arc<tokio::sync::Mutex<()>>,
+    holds: Mutex<Vec<Weak<Hold>>>,
+}
+
+/// The desks of all keys of a request, in the order of the keys.
+pub(crate) type Desks = Arc<[Arc<Desk>]>;
+
+/// The turn of one request. The server remembers one id for an owner and a key, so requests do not overtake each other.
+pub(crate) type Turn = Vec<OwnedMutexGuard<()>>;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Owners {
+    pub(crate) fn desks(&self, subject: &Subject) -> Desks {
+        let mut keys: Vec<_> = subject.keys.iter().collect();
+        keys.sort();
+        let mut desks = lock(&self.0);
+        // Each doubling makes room once, so this costs little on average.
+        if desks.len() == desks.capacity() {
+            desks.retain(|_, desk| desk.strong_count() > 0);
+        }
+        let mut desk_of = |key: &Vec<u8>| {
+            let place = desks.entry((subject.owner.to_vec(), key.clone())).or_default();
+            place.upgrade().unwrap_or_else(|| {
+                let desk = Arc::new(Desk::default());
+                *place = Arc::downgrade(&desk);
+                desk
+            })
+        };
+        keys.into_iter().map(&mut desk_of).collect()
+    }
+}
+
+/// Waits until the requests before have ended.
+pub(crate) async fn turn(desks: &[Arc<Desk>]) -> Turn {
+    let mut turn = Vec::with_capacity(desks.len());
+    for desk in desks {
+        turn.push(desk.turn.clone().lock_owned().await);
+    }
+    turn
+}
+
+/// Takes a place in the order of requests now, and waits for the turn later.
+pub(crate) fn turn_from_now_on(desks: Desks) -> Pin<Box<dyn Future<Output = Turn> + Send>> {
+    let mut turn: Pin<Box<dyn Future<Output = Turn> + Send>> = Box::pin(async move { turn(&desks).await });
+    match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(turn) => Box::pin(std::future::ready(turn)),
+        Poll::Pending => turn,
+    }
+}
+
+/// Registers a hold, so that the owner finds it.
+pub(crate) fn register(desks: &[Arc<Desk>], hold: &Arc<Hold>) {
+    for desk in desks {
+        let mut holds = lock(&desk.holds);
+        holds.retain(|hold| hold.strong_count() > 0);
+        holds.push(Arc::downgrade(hold));
+    }
+}
+
+/// A re-entry: what the owner holds already of just these keys in this mode.
+///
+/// # Errors
+///
+/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the keys, or another number of permits.
+pub(crate) fn reenter(desks: &[Arc<Desk>], subject: &Subject) -> Result<Option<Held>, Error> {
+    let mut found = None;
+    for desk in desks {
+        for hold in lock(&desk.holds).iter().filter_map(Weak::upgrade) {
+            let present = &hold.request.subject;
+            let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
+            if is_other_mode || !hold.is_entered() {
+                continue;
+            }
+            if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
+                let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+                return Err(Error::Argument(format!(
+                    "owner holds {keys:?} with {} permits already; expected a request for the same, or another owner",
+                    present.permits
+                )));
+            }
+            found = Some(hold);
+        }
+    }
+    match found {
+        None => Ok(None),
+        Some(hold) => Held::again(&hold).map(Some),
+    }
+}
