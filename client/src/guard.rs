@@ -118,6 +118,12 @@ impl<K: Kind> Guard<K> {
         Ok(detached)
     }
 
+    /// Resolves when the hold has been released, whether by hand or because it was dropped; at once if other guards have it still.
+    #[cfg(feature = "blocking")]
+    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + Sync + use<K> {
+        self.held.hold.clone().released()
+    }
+
     /// Renews now, by the lease with which it was acquired.
     ///
     /// # Cancel safety

@@ -186,6 +186,14 @@ impl Hold {
         }
     }
 
+    /// Resolves when the release has ended, or at once while guards have it.
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn released(self: Arc<Self>) {
+        if !self.is_entered() {
+            self.done.cancelled().await;
+        }
+    }
+
     /// Ends the belief, unless it has ended, and tells of it.
     pub(crate) fn end(self: &Arc<Self>, end: End) {
         let releasing = {

@@ -224,6 +224,17 @@ impl MultiGuard {
         async move { drop(select_all(lost).await) }
     }
 
+    /// Resolves when all have been released, whether by hand or because it was dropped.
+    #[cfg(feature = "blocking")]
+    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + Sync + use<> {
+        let holds: Vec<_> = self.holds.iter().map(|held| held.hold.clone()).collect();
+        async move {
+            for hold in holds {
+                hold.released().await;
+            }
+        }
+    }
+
     /// Renews all now.
     ///
     /// # Cancel safety

@@ -149,7 +149,7 @@ impl Link {
     }
 
     /// Where it leads to.
-    #[cfg(any(feature = "cluster", feature = "sentinel"))]
+    #[cfg(any(feature = "cluster", feature = "sentinel", feature = "events"))]
     pub(crate) fn info(&self) -> Option<&ConnectionInfo> {
         self.info.as_ref()
     }

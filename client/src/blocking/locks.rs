@@ -1,0 +1,134 @@
+//! Handles to locks: what to acquire, and how.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::blocking::client::Client;
+use crate::blocking::driver::On;
+use crate::blocking::guards::{Guard, MultiGuard};
+use crate::blocking::observer::Observer;
+use crate::blocking::same::{acquiring, all_options, options, waits};
+use crate::guard::Detached;
+use crate::kinds::{Fair, Kind, Permits, Read, Write};
+
+/// A lock under a key, see [`crate::Lock`].
+#[derive(Clone, Debug)]
+pub struct Lock<K>(pub(super) On<crate::Lock<K>>);
+
+impl<K: Kind> Lock<K> {
+    all_options!();
+    acquiring!(Guard<K>, "crate::Lock");
+
+    /// See [`crate::Lock::attach`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
+        Ok(Guard::over(&self.0.driver, self.0.driver.wait(self.0.inner.attach(hold))?))
+    }
+
+    /// See [`crate::Lock::observe`].
+    pub fn observe(&self) -> Observer {
+        Observer(self.0.driver.with(self.0.inner.observe()))
+    }
+}
+
+impl Lock<Fair> {
+    options! { "crate::Lock" grace(grace: Duration); }
+}
+
+impl Lock<Permits> {
+    options! { "crate::Lock" permits(permits: u32); }
+}
+
+/// A lock for many readers or one writer, see [`crate::RwLock`].
+#[derive(Clone, Debug)]
+pub struct RwLock(pub(super) On<crate::RwLock>);
+
+impl RwLock {
+    /// The side of the readers.
+    pub fn read(&self) -> Lock<Read> {
+        Lock(self.0.driver.with(self.0.inner.read()))
+    }
+
+    /// The side of the writer.
+    pub fn write(&self) -> Lock<Write> {
+        Lock(self.0.driver.with(self.0.inner.write()))
+    }
+}
+
+/// A number of permits, see [`crate::Semaphore`].
+#[derive(Clone, Debug)]
+pub struct Semaphore(pub(super) On<crate::Semaphore>);
+
+impl Semaphore {
+    waits! { "crate::Semaphore"
+        init(permits: u32) -> bool;
+        init_with_idle(permits: u32, idle: Duration) -> bool;
+        resize(permits: u32) -> i64;
+        available_permits() -> Option<i64>;
+    }
+
+    /// See [`crate::Semaphore::drain`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn drain(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
+        self.draining().take()
+    }
+
+    /// See [`crate::Semaphore::draining`].
+    pub fn draining(&self) -> Drain {
+        Drain(self.0.driver.with(self.0.inner.draining()))
+    }
+
+    /// See [`crate::Semaphore::permits`].
+    pub fn permits(&self, permits: u32) -> Lock<Permits> {
+        Lock(self.0.driver.with(self.0.inner.permits(permits)))
+    }
+
+    /// See [`crate::Semaphore::observe`].
+    pub fn observe(&self) -> Observer {
+        Observer(self.0.driver.with(self.0.inner.observe()))
+    }
+}
+
+/// All permits of a semaphore that are available, see [`crate::Drain`].
+#[derive(Clone, Debug)]
+pub struct Drain(On<crate::Drain>);
+
+impl Drain {
+    options! { "crate::Drain"
+        lease(lease: Duration);
+        fixed_lease(lease: Duration);
+        max_hold(most: Duration);
+    }
+
+    /// See [`crate::Drain::take`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn take(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
+        let taken = self.0.driver.wait(self.0.inner.take())?;
+        Ok(taken.map(|(permits, guard)| (permits, Guard::over(&self.0.driver, guard))))
+    }
+}
+
+/// Several keys that are locked together, see [`crate::MultiLock`].
+#[derive(Clone, Debug)]
+pub struct MultiLock(pub(super) On<crate::MultiLock>);
+
+impl MultiLock {
+    all_options!();
+    acquiring!(MultiGuard, "crate::MultiLock");
+
+    /// See [`crate::MultiLock::and`].
+    #[must_use]
+    pub fn and<K: AsRef<[u8]>>(self, client: &Client, keys: impl IntoIterator<Item = K>) -> Self {
+        let driver = self.0.driver.clone().beside(&client.0.driver);
+        Self(On { driver, ..self.0.map(|inner| inner.and(&client.0.inner, keys)) })
+    }
+}

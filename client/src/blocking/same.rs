@@ -1,0 +1,150 @@
+//! Methods that are the same as those of the asynchronous side. Each type here has the one that it wraps in `self.0.inner`, and what drives
+//! it in `self.0.driver`.
+
+/// Methods that wait.
+macro_rules! waits {
+    ($of:literal $($name:ident($($argument:ident: $type:ty),*) -> $out:ty;)*) => {$(
+        #[doc = concat!("See [`", $of, "::", stringify!($name), "`].")]
+        ///
+        /// # Errors
+        ///
+        /// As there.
+        pub fn $name(&self, $($argument: $type),*) -> Result<$out, crate::Error> {
+            self.0.driver.wait(self.0.inner.$name($($argument),*))
+        }
+    )*};
+}
+pub(super) use waits;
+
+/// Methods that look, and do not wait.
+macro_rules! looks {
+    ($of:literal $($name:ident($($argument:ident: $type:ty),*) -> $out:ty;)*) => {$(
+        #[doc = concat!("See [`", $of, "::", stringify!($name), "`].")]
+        pub fn $name(&self, $($argument: $type),*) -> $out {
+            self.0.inner.$name($($argument),*)
+        }
+    )*};
+}
+pub(super) use looks;
+
+/// Options of what is acquired.
+macro_rules! options {
+    ($of:literal $($name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        #[doc = concat!("See [`", $of, "::", stringify!($name), "`].")]
+        #[must_use]
+        pub fn $name(self, $($argument: $type),*) -> Self {
+            Self(self.0.map(|inner| inner.$name($($argument),*)))
+        }
+    )*};
+}
+pub(super) use options;
+
+/// The options of every kind of lock.
+macro_rules! all_options {
+    () => {
+        crate::blocking::same::options! { "crate::Lock"
+            lease(lease: std::time::Duration);
+            fixed_lease(lease: std::time::Duration);
+            session_grace(grace: std::time::Duration);
+            max_hold(most: std::time::Duration);
+            owner(owner: impl AsRef<[u8]>);
+            note(note: impl AsRef<[u8]>);
+            replicas(replicas: u32, timeout: std::time::Duration);
+        }
+    };
+}
+pub(super) use all_options;
+
+/// What acquires.
+macro_rules! acquiring {
+    ($guard:ty, $of:literal) => {
+        #[doc = concat!("See [`", $of, "::try_acquire`].")]
+        ///
+        /// # Errors
+        ///
+        /// As there.
+        pub fn try_acquire(&self) -> Result<Option<$guard>, crate::Error> {
+            Ok(self.0.wait(self.0.inner.try_acquire())?.map(|guard| <$guard>::over(&self.0.driver, guard)))
+        }
+
+        #[doc = concat!("See [`", $of, "::acquire`].")]
+        ///
+        /// # Errors
+        ///
+        /// As there.
+        pub fn acquire(&self) -> Result<$guard, crate::Error> {
+            Ok(<$guard>::over(&self.0.driver, self.0.wait(self.0.inner.acquire())?))
+        }
+
+        #[doc = concat!("See [`", $of, "::acquire_timeout`].")]
+        ///
+        /// # Errors
+        ///
+        /// As there.
+        pub fn acquire_timeout(&self, timeout: std::time::Duration) -> Result<$guard, crate::Error> {
+            Ok(<$guard>::over(&self.0.driver, self.0.wait(self.0.inner.acquire_timeout(timeout))?))
+        }
+
+        /// Acquires it, does some work, and releases it, also when the work panics. What the work has returned is returned in any case: a
+        /// release that does not reach the server is logged. What the work does after the lock was lost is up to the work.
+        ///
+        /// # Errors
+        ///
+        /// As [`acquire`](Self::acquire).
+        pub fn run<T>(&self, work: impl FnOnce(&$guard) -> T) -> Result<T, crate::Error> {
+            let guard = self.acquire()?;
+            let done = work(&guard);
+            if let Err(error) = guard.release() {
+                tracing::warn!(%error, "the work is done, and its lock was not released");
+            }
+            Ok(done)
+        }
+
+        /// Lets waits be ended by another thread, with [`Error::Interrupted`](crate::Error::Interrupted). What was asked is taken back.
+        #[must_use]
+        pub fn interrupted_by(mut self, interrupt: &crate::blocking::Interrupt) -> Self {
+            self.0.interrupt = Some(interrupt.clone());
+            self
+        }
+    };
+}
+pub(super) use acquiring;
+
+/// What every guard can do.
+macro_rules! holding {
+    ($inner:ty, $of:literal) => {
+        pub(super) fn over(driver: &crate::blocking::driver::Driver, guard: $inner) -> Self {
+            let released = guard.released();
+            Self(crate::blocking::driver::Kept::new(driver, guard, released))
+        }
+
+        #[doc = concat!("See [`", $of, "::is_held`]. Look at it before each step that must not happen without the lock.")]
+        pub fn is_held(&self) -> bool {
+            self.0.inner.is_held()
+        }
+
+        #[doc = concat!("See [`", $of, "::valid_for`].")]
+        pub fn valid_for(&self) -> std::time::Duration {
+            self.0.inner.valid_for()
+        }
+
+        #[doc = concat!("See [`", $of, "::lost`]: blocks until then.")]
+        pub fn wait_until_lost(&self) {
+            let lost = self.0.inner.lost();
+            // Without a runtime there is no renewal, and the hold is as good as lost.
+            let _ = self.0.driver.wait(async { Ok(lost.await) });
+        }
+
+        crate::blocking::same::waits! { $of renew() -> (); }
+
+        #[doc = concat!("See [`", $of, "::release`].")]
+        ///
+        /// # Errors
+        ///
+        /// As there.
+        pub fn release(self) -> Result<(), crate::Error> {
+            self.0.end(|inner| inner.release())
+        }
+    };
+}
+pub(super) use holding;
