@@ -29,8 +29,8 @@ pub enum Error {
     /// The module of the server does not know an option that this client needs.
     #[error("the module rlock of the server is too old: {0}")]
     ModuleTooOld(String),
-    /// The client was [closed](crate::Client::close).
-    #[error("the client is closed")]
+    /// The client was [closed](crate::Client::close), or the runtime that it was made on has ended.
+    #[error("the client is closed, or its runtime has ended")]
     Closed,
     /// The server could not be reached, or does not serve at present. The same request may succeed later.
     #[error("unavailable: {code}{}{message}", if code.is_empty() { "" } else { " " })]

@@ -460,7 +460,7 @@ impl Held {
             let _token = token;
             hold.release_some(permits).await
         });
-        async move { task.await.unwrap_or_else(|_| Err(Error::unavailable("the runtime of the client has ended"))) }
+        async move { task.await.unwrap_or_else(|_| Err(Error::Closed)) }
     }
 }
 

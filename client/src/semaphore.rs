@@ -164,7 +164,7 @@ impl Drain {
             drop(token);
             taken
         });
-        let taken = task.await.unwrap_or_else(|_| Err(Error::unavailable("the runtime of the client has ended")))?;
+        let taken = task.await.unwrap_or_else(|_| Err(Error::Closed))?;
         Ok(taken.map(|held| (held.hold.permits(), Guard::new(held))))
     }
 }

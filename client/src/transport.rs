@@ -220,7 +220,7 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
                 Some(opening) => opening.clone(),
                 None => {
                     let task = home.spawn(open());
-                    let opening = async move { task.await.unwrap_or_else(|error| Err(Error::unavailable(why_not(error)))) };
+                    let opening = async move { task.await.unwrap_or_else(|error| Err(why_not(error))) };
                     slot.insert(opening.boxed().shared()).clone()
                 }
             }
@@ -245,16 +245,12 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
     }
 }
 
-/// Why a task has no outcome.
-fn why_not(error: tokio::task::JoinError) -> String {
-    match error.try_into_panic() {
-        // rustls panics where several providers are linked and the application has chosen none.
-        Ok(panic) => match panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()) {
-            Some(text) => format!("connecting panicked: {text}"),
-            None => "connecting panicked".to_owned(),
-        },
-        Err(_) => "the runtime that the client was made on has ended".to_owned(),
-    }
+/// Why a task has no outcome: it panicked, or its runtime has ended.
+fn why_not(error: tokio::task::JoinError) -> Error {
+    let Ok(panic) = error.try_into_panic() else { return Error::Closed };
+    // rustls panics where several providers are linked and the application has chosen none.
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    Error::Argument(format!("connecting panicked: {}", text.unwrap_or("no message")))
 }
 
 /// A server that locks are on.

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-use rlock_client::{Client, Error, Guard, Lock, MultiGuard, MultiLock, Mutex};
+use rlock_client::kinds::Mutex;
+use rlock_client::{Client, Error, Guard, Lock, MultiGuard, MultiLock};
 use tokio::runtime::{Builder, Handle};
 use tokio::task::block_in_place;
 use tokio_util::sync::CancellationToken;
@@ -82,14 +83,14 @@ fn excused<T>(outcome: Result<T, Error>) -> Option<T> {
         Ok(done) => Some(done),
         Err(
             Error::Timeout
-            | Error::NotHeld
-            | Error::Connection { .. }
+            | Error::Lost
+            | Error::Unavailable { .. }
             // Visitors share names, and each may hold one lock and wait for another.
             | Error::Deadlock(_)
             | Error::Superseded
             | Error::Replicas { .. },
         ) => None,
-        Err(Error::Server { code, .. }) if ["STALE", "UNBLOCKED", "CROSSSLOT"].contains(&code.as_str()) => None,
+        Err(Error::Refused { code, .. }) if ["STALE", "UNBLOCKED", "CROSSSLOT"].contains(&code.as_str()) => None,
         Err(error) => panic!("{error}"),
     }
 }
@@ -109,7 +110,8 @@ impl Campaign {
     }
 
     fn lock(&self, random: &mut StdRng, client: &Client, key: &str, name: Option<&str>) -> Lock<Mutex> {
-        let mut lock = client.lock(key).lease(self.lease(random)).renewing(random.random_ratio(3, 4));
+        let lease = self.lease(random);
+        let mut lock = crate::leased(client.lock(key), lease, random.random_ratio(3, 4));
         if let Some(name) = name {
             lock = lock.owner(name);
         } else if random.random_ratio(1, 4) {
@@ -139,7 +141,7 @@ impl Campaign {
                 all = all.and(&client, [key]);
             }
         }
-        all = all.lease(self.lease(random)).renewing(true);
+        all = all.lease(self.lease(random));
         if let Some(name) = name {
             all = all.owner(name);
         }
@@ -226,7 +228,7 @@ impl Campaign {
         let name = random.random::<u64>();
         let guard = runtime.block_on(async {
             let client = Client::connect(url).await.ok()?;
-            let lock = client.lock(key).lease(Duration::from_millis(500)).renewing(true).owner(format!("ghost-{name}"));
+            let lock = client.lock(key).lease(Duration::from_millis(500)).owner(format!("ghost-{name}"));
             lock.acquire_timeout(Duration::from_millis(500)).await.ok()
         });
         let Some(guard) = guard.map(Arc::new) else { return };
@@ -268,7 +270,7 @@ impl Campaign {
 }
 
 fn options() -> rlock_client::Builder {
-    Client::builder().connect_timeout(Duration::from_millis(300)).response_timeout(Duration::from_millis(400))
+    Client::builder().connect_timeout(Duration::from_millis(300)).command_timeout(Duration::from_millis(400))
 }
 
 /// Closes the connections of all clients of a server that answers, but not those of its replicas.
