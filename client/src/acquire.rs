@@ -310,7 +310,8 @@ impl Attempt {
         (self.is_open, self.is_lost, self.id) = (false, false, next_id());
     }
 
-    /// A hold by an answer, unless it has expired meanwhile: then the request is sent again, by another number.
+    /// A hold by an answer, unless it has expired meanwhile: then the request is sent again, with the same number. Nothing is remembered of
+    /// a hold that has ended, and one that has not is renewed and not counted twice.
     fn granted(&mut self, tokens: Vec<u64>, reply: &Reply, left: Option<Duration>) -> Result<Step, Error> {
         let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
         match Hold::new(self.request.clone(), tokens, reply.sent, left, link)? {
@@ -318,10 +319,7 @@ impl Attempt {
                 self.is_open = false;
                 Ok(Step::Granted(held))
             }
-            None => {
-                self.id = next_id();
-                Ok(Step::Again { pauses: true })
-            }
+            None => Ok(Step::Again { pauses: true }),
         }
     }
 
@@ -373,7 +371,10 @@ impl Attempt {
                     return self.granted(tokens, &reply, Some(left));
                 }
                 Err(Error::Lost) => {
-                    self.used();
+                    // Of several keys some may be held still. The same number leaves those alone.
+                    if self.request.subject.family != Family::Many {
+                        self.used();
+                    }
                     return Ok(Step::Again { pauses: false });
                 }
                 Err(error) if error.is_retryable() && Instant::now() < until => sleep(pauses.next()).await,

@@ -100,14 +100,17 @@ impl Known {
         self.state().nodes.entry(address.clone()).or_insert_with(open).clone()
     }
 
-    async fn find(&self, slot: u16) -> Result<Arc<Node>, Error> {
-        let known = self.state().slots.master_of(slot).cloned();
-        let address = match known {
+    /// The node that serves a slot, or any of them: a part of the cluster may be missing.
+    async fn find(&self, slot: Option<u16>) -> Result<Arc<Node>, Error> {
+        let known = || {
+            let state = self.state();
+            slot.map_or_else(|| state.slots.masters().next(), |slot| state.slots.master_of(slot)).cloned()
+        };
+        let address = match known() {
             Some(address) => address,
             None => {
                 self.refresh().await?;
-                let found = self.state().slots.master_of(slot).cloned();
-                found.ok_or_else(|| Error::unavailable(format!("no node serves slot {slot}")))?
+                known().ok_or_else(|| Error::unavailable(format!("no node serves slot {slot:?}")))?
             }
         };
         Ok(self.node_at(&address))
@@ -228,7 +231,7 @@ impl Servers for Cluster {
     }
 
     fn find(&self, slot: Option<u16>) -> BoxFuture<'_, Result<Arc<Node>, Error>> {
-        async move { self.0.find(slot.unwrap_or(0)).await }.boxed()
+        async move { self.0.find(slot).await }.boxed()
     }
 
     fn redirected(&self, error: &Error, from: &Link) -> Option<(Arc<Node>, bool)> {

@@ -216,8 +216,7 @@ impl Core {
     ///
     /// [`Error::Unavailable`] if no server answers, [`Error::ModuleMissing`] if it says nothing of the module.
     pub(crate) async fn learn(&self) -> Result<(), Error> {
-        let slot = self.servers.slot_of(b"").map(|_| 0);
-        let info = self.ask(slot, redis::cmd("INFO").arg("rlock"), self.common.command_timeout).await.said;
+        let info = self.ask(None, redis::cmd("INFO").arg("rlock"), self.common.command_timeout).await.said;
         let longest = match info {
             Ok(info) => {
                 let info = String::from_utf8_lossy(wire::bytes(&info).unwrap_or_default()).into_owned();

@@ -206,7 +206,12 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
     let subscriber = node.subscriber().await?;
     // In a cluster the server ends the subscription to a channel of the slot when the slot moves, and says nothing of other channels.
     let gone = match slot {
-        Some(_) => subscriber.subscribe(slot).await?.gone.clone(),
+        Some(_) => {
+            let subscription = subscriber.subscribe(slot).await.inspect_err(|error| {
+                core.servers.redirected(error, subscriber.link());
+            })?;
+            subscription.gone.clone()
+        }
         None => subscriber.closed().clone(),
     };
     let database = subscriber.link().info().map_or(0, |info| info.redis_settings().db());

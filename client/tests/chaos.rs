@@ -96,15 +96,19 @@ fn excused<T>(outcome: Result<T, Error>) -> Option<T> {
 }
 
 impl Campaign {
-    fn choose(&self, random: &mut StdRng) -> (Client, &'static str) {
+    fn choose(&self, random: &mut StdRng) -> (usize, Client, &'static str) {
         let place = self.places.choose(random).expect("a place");
-        let (client, key) = (place.clients.choose(random), place.keys.choose(random));
-        (client.expect("a client").clone(), key.expect("a key"))
+        let (client, key) = (random.random_range(0..place.clients.len()), place.keys.choose(random));
+        (client, place.clients[client].clone(), key.expect("a key"))
     }
 
-    fn share(random: &mut StdRng) -> (Share, Option<String>) {
+    /// A name is used through one client: those of different clients would end each other's requests.
+    fn share(random: &mut StdRng, client: usize) -> (Share, Option<String>) {
         match random.random_range(0..NAMES * 2) {
-            name if name < NAMES => (Share::AloneAs(name), Some(format!("worker-{name}"))),
+            name if name < NAMES => {
+                let name = client as u64 * NAMES + name;
+                (Share::AloneAs(name), Some(format!("worker-{name}")))
+            }
             _ => (Share::Alone, None),
         }
     }
@@ -129,22 +133,19 @@ impl Campaign {
     }
 
     /// Two to four locks, wherever they are.
-    fn several(&self, random: &mut StdRng, name: Option<&str>) -> (MultiLock, Vec<&'static str>) {
+    fn several(&self, random: &mut StdRng) -> (MultiLock, Vec<&'static str>) {
         let mut keys = Vec::new();
-        let (client, key) = self.choose(random);
+        let (_, client, key) = self.choose(random);
         let mut all = client.multi_lock([key]);
         keys.push(key);
         for _ in 0..random.random_range(1..4) {
-            let (client, key) = self.choose(random);
+            let (_, client, key) = self.choose(random);
             if !keys.contains(&key) {
                 keys.push(key);
                 all = all.and(&client, [key]);
             }
         }
         all = all.lease(self.lease(random));
-        if let Some(name) = name {
-            all = all.owner(name);
-        }
         if self.terms.replicas > 0 {
             all = all.replicas(self.terms.replicas, Duration::from_millis(500));
         }
@@ -158,7 +159,8 @@ impl Campaign {
     }
 
     async fn hold_one(&self, random: &mut StdRng) {
-        let ((client, key), (share, name)) = (self.choose(random), Self::share(random));
+        let (number, client, key) = self.choose(random);
+        let (share, name) = Self::share(random, number);
         let lock = self.lock(random, &client, key, name.as_deref());
         let patience = Duration::from_millis(random.random_range(10..1500));
         let outcome = match random.random_range(0..3) {
@@ -185,15 +187,14 @@ impl Campaign {
     }
 
     async fn hold_several(&self, random: &mut StdRng) {
-        let (share, name) = Self::share(random);
-        let (all, keys) = self.several(random, name.as_deref());
+        let (all, keys) = self.several(random);
         let patience = Duration::from_millis(random.random_range(10..2500));
         let Some(whole) = excused(all.acquire_timeout(patience).await) else { return };
         let whole = Arc::new(whole);
         let part = |key| (key, Arc::new(Part { whole: whole.clone(), key }) as Arc<dyn Belief>);
         let entered: Entered = keys.into_iter().map(part).collect();
         for (key, belief) in &entered {
-            self.register.enter(key, share, belief.clone());
+            self.register.enter(key, Share::Alone, belief.clone());
         }
         self.stay(random, whole.lost()).await;
         self.leave(entered);

@@ -174,7 +174,7 @@ async fn a_node_that_is_cut_off_from_the_others_is_left_for_them() {
     assert_eq!(whole.client().call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
     eventually(|| whole.client().call("CLUSTER INFO").text().contains("cluster_state:ok")).await;
     let client = Client::builder().connect_cluster(&[&url(&cut_off), &url(&whole)]).await.expect("a cluster");
-    let guard = client.lock(ON_FIRST).try_acquire().await.expect("an answer").expect("a free lock");
+    let guard = client.lock(ON_FIRST).acquire().await.expect("a free lock");
     assert_eq!(whole.client().holder(ON_FIRST).map(|holder| holder.token as u64), Some(guard.token()));
     assert!(command_stat(&cut_off, "cluster|slots", "calls") > 0, "it was believed at first");
 }
@@ -373,7 +373,7 @@ async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {
     block_in_place(|| {
         nodes[1].while_stopped(|| {
             let lock = client.lock(ON_SECOND);
-            let hanging = tokio::spawn(async move { lock.try_acquire().await.map(drop) });
+            let hanging = tokio::spawn(async move { lock.acquire().await.map(drop) });
             for _ in 0..120 {
                 let watch = Stopwatch::start();
                 let guard = Handle::current().block_on(client.lock(ON_FIRST).try_acquire()).expect("an answer");
