@@ -16,6 +16,7 @@ mod faults;
 mod forks;
 mod holding;
 mod homes;
+mod isolation;
 mod keeping;
 mod kinds;
 mod looking;
