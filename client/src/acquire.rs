@@ -148,8 +148,16 @@ impl Core {
             {
                 return Ok(Some(held));
             }
-            let request = Arc::new(Request::new(self, subject, options, self.longest_lease().await));
-            let mut attempt = Attempt { request, id: next_id(), is_open: false, is_lost: false, link: None, turn, token: Some(token) };
+            let request = Arc::new(Request::new(self, subject, options).await);
+            let mut attempt = Attempt {
+                request,
+                id: next_id(),
+                is_open: false,
+                is_lost: false,
+                link: None,
+                turn,
+                token: Some(token),
+            };
             let held = attempt.obtain(wait, &mut last).await?;
             if let (Some(held), true) = (&held, is_named) {
                 held.hold.desks();
@@ -173,7 +181,9 @@ enum Step {
     Granted(Held),
     NotGranted,
     /// The request is to be sent again: at once, or after a pause if the grant had expired.
-    Again { pauses: bool },
+    Again {
+        pauses: bool,
+    },
 }
 
 /// An acquisition on its way. What is open when it is dropped is settled.
@@ -354,7 +364,9 @@ impl Attempt {
                 }
                 Err(error)
             }
-            Some(Message::Granted(tokens)) if tokens.len() == self.request.subject.keys.len() => self.claim(tokens).await,
+            Some(Message::Granted(tokens)) if tokens.len() == self.request.subject.keys.len() => {
+                self.claim(tokens).await
+            }
             Some(Message::Granted(_)) => Ok(Step::Again { pauses: true }),
         }
     }
@@ -394,7 +406,11 @@ impl Attempt {
         let link = core.node(self.request.slot).await?.dial().await?;
         let mut pipeline = Pipeline::with_capacity(2);
         // A repeated ACQUIRE is propagated in any case, and WAIT is about what its own connection has written.
-        pipeline.add_command(self.request.acquire(self.id, Ask::Once)).cmd("WAIT").arg(wanted).arg(wire::ms(patience).max(1));
+        pipeline
+            .add_command(self.request.acquire(self.id, Ask::Once))
+            .cmd("WAIT")
+            .arg(wanted)
+            .arg(wire::ms(patience).max(1));
         let mut answers = link.ask_all(&pipeline, patience + core.common.command_timeout).await?.into_iter();
         answers.next().unwrap_or_else(|| Err(Error::unavailable("no answer")))?;
         let acknowledged = answers.next().unwrap_or_else(|| Err(Error::unavailable("no answer")))?;
@@ -420,7 +436,7 @@ impl Core {
         options.check()?;
         let desks = self.owners.desks(&subject);
         let _turn = owners::turn(&desks).await;
-        let request = Arc::new(Request::new(self, subject, options, self.longest_lease().await));
+        let request = Arc::new(Request::new(self, subject, options).await);
         let mut renew = request.subject.renew(&[token], request.lease);
         if let Some(note) = &options.note {
             renew.arg("NOTE").arg(&**note);
@@ -443,4 +459,3 @@ impl Core {
         }
     }
 }
-

@@ -208,7 +208,9 @@ impl Builder {
     pub fn over_connection_manager(self, manager: redis::aio::ConnectionManager, client: &redis::Client) -> Client {
         let info = client.get_connection_info().clone();
         let name = name_of(&info);
-        self.build(|common| Box::new(Single { name, node: Node::new(crate::transport::Managed { manager, info }, common) }))
+        self.build(|common| {
+            Box::new(Single { name, node: Node::new(crate::transport::Managed { manager, info }, common) })
+        })
     }
 
     fn over(self, info: ConnectionInfo) -> Client {
@@ -256,7 +258,7 @@ impl Builder {
 
 /// A client whose server answers, so that a wrong address is an error when it connects.
 pub(crate) async fn reached(client: Client) -> Result<Client, Error> {
-    client.core.learn().await.map(|()| client)
+    client.core.learn(None).await.map(|()| client)
 }
 
 fn name_of(info: &ConnectionInfo) -> String {
@@ -267,12 +269,9 @@ fn name_of(info: &ConnectionInfo) -> String {
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(crate) fn at_address(settings: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
     let addr = match settings.addr() {
-        ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-            host: host.to_owned(),
-            port,
-            insecure: *insecure,
-            tls_params: tls_params.clone(),
-        },
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
         _ => ConnectionAddr::Tcp(host.to_owned(), port),
     };
     settings.clone().set_addr(addr)

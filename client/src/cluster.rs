@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 use redis::{ConnectionAddr, ConnectionInfo};
 
 use crate::Error;
-use crate::client::{Builder, Client, at_address, reached};
+use crate::client::{Builder, Client, at_address};
 use crate::clock::Moment;
 use crate::slots::{Address, SlotMap, slot_of};
 use crate::transport::{Common, Direct, Hear, Link, Node, Opens, Servers, Slot, Transport};
@@ -28,7 +28,12 @@ impl Builder {
             return Err(Error::Argument("nodes is empty; expected at least one address".to_owned()));
         };
         let client = self.build(|common| Box::new(Cluster(Known::new(common, settings, seeds))));
-        reached(client).await
+        client.core.node(None).await?;
+        // The node that is asked may be down, and others serve.
+        match client.core.learn(None).await {
+            Err(error @ Error::ModuleMissing(_)) => Err(error),
+            _ => Ok(client),
+        }
     }
 }
 
@@ -119,7 +124,9 @@ impl Known {
     /// Asks who serves the slots, once for all who need it.
     async fn refresh(&self) -> Result<(), Error> {
         let Some(me) = self.me.upgrade() else { return Err(Error::Closed) };
-        self.refreshing.get(&self.common.home, || async move { me.ask_for_slots().await.map(|()| Arc::new(Refreshed)) }).await?;
+        self.refreshing
+            .get(&self.common.home, || async move { me.ask_for_slots().await.map(|()| Arc::new(Refreshed)) })
+            .await?;
         Ok(())
     }
 
@@ -127,7 +134,8 @@ impl Known {
         let mut last = Error::unavailable("no node of the cluster is known");
         for info in self.candidates() {
             let asking = async {
-                let address = address_of(&info).ok_or_else(|| Error::Argument("nodes need a host and port".to_owned()))?;
+                let address =
+                    address_of(&info).ok_or_else(|| Error::Argument("nodes need a host and port".to_owned()))?;
                 let link = self.node_at(&address).link().await?;
                 let answer = link.ask(redis::cmd("CLUSTER").arg("SLOTS"), self.common.command_timeout).await?;
                 let map = SlotMap::parse(&answer, host_of(&info)).filter(|map| map.masters().next().is_some());
@@ -265,7 +273,12 @@ mod tests {
         let other = at_address(&info, "b", 2);
         assert_eq!(other.addr(), &ConnectionAddr::Tcp("b".to_owned(), 2));
         assert_eq!(other.redis_settings().username(), Some("me"));
-        let tls = |host: &str, port| ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None };
+        let tls = |host: &str, port| ConnectionAddr::TcpTls {
+            host: host.to_owned(),
+            port,
+            insecure: false,
+            tls_params: None,
+        };
         assert_eq!(at_address(&info.set_addr(tls("a", 1)), "b", 2).addr(), &tls("b", 2));
     }
 }

@@ -1,7 +1,7 @@
 //! What the handles and guards of a client share: where the servers are, how to ask them, and what runs in the background.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
@@ -148,7 +148,9 @@ impl Core {
             let (link, node, is_asking) = match connected {
                 Ok(Ok(connected)) => connected,
                 Ok(Err(error)) => return Reply { said: Err(error), ..reply },
-                Err(_) => return Reply { said: Err(Error::unavailable(format!("no connection within {within:?}"))), ..reply },
+                Err(_) => {
+                    return Reply { said: Err(Error::unavailable(format!("no connection within {within:?}"))), ..reply };
+                }
             };
             reply = self.ask_over(&node, &link, command, is_asking, deadline - Instant::now()).await;
             let Err(error) = &reply.said else { break };
@@ -173,7 +175,8 @@ impl Core {
         let said = if is_asking {
             let mut both = Pipeline::with_capacity(2);
             both.cmd("ASKING").add_command(command.clone());
-            let last = |answers: Vec<_>| answers.into_iter().last().unwrap_or_else(|| Err(Error::unavailable("no answer")));
+            let last =
+                |answers: Vec<_>| answers.into_iter().last().unwrap_or_else(|| Err(Error::unavailable("no answer")));
             link.ask_all(&both, within).await.and_then(last)
         } else {
             link.ask(command, within).await
@@ -215,8 +218,8 @@ impl Core {
     /// # Errors
     ///
     /// [`Error::Unavailable`] if no server answers, [`Error::ModuleMissing`] if it says nothing of the module.
-    pub(crate) async fn learn(&self) -> Result<(), Error> {
-        let info = self.ask(None, redis::cmd("INFO").arg("rlock"), self.common.command_timeout).await.said;
+    pub(crate) async fn learn(&self, slot: Option<u16>) -> Result<(), Error> {
+        let info = self.ask(slot, redis::cmd("INFO").arg("rlock"), self.common.command_timeout).await.said;
         let longest = match info {
             Ok(info) => {
                 let info = String::from_utf8_lossy(wire::bytes(&info).unwrap_or_default()).into_owned();
@@ -233,11 +236,11 @@ impl Core {
         Ok(())
     }
 
-    /// The longest lease that the server grants.
-    pub(crate) async fn longest_lease(&self) -> Duration {
+    /// The longest lease that the server of a slot grants.
+    pub(crate) async fn longest_lease(&self, slot: Option<u16>) -> Duration {
         if self.longest_lease_us.load(Ordering::Relaxed) == 0 {
             // What is wrong is told by the request that follows.
-            drop(self.learn().await);
+            drop(self.learn(slot).await);
         }
         match self.longest_lease_us.load(Ordering::Relaxed) {
             0 => LONGEST,

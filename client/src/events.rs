@@ -195,7 +195,8 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
     let slot = core.servers.slot_of(key);
     let node = core.node(slot).await?;
     let link = node.link().await?;
-    let flags = link.ask(redis::cmd("CONFIG").arg("GET").arg("notify-keyspace-events"), core.common.command_timeout).await;
+    let flags =
+        link.ask(redis::cmd("CONFIG").arg("GET").arg("notify-keyspace-events"), core.common.command_timeout).await;
     let flags = match flags {
         Err(error) if error.is_retryable() => return Err(error),
         flags => flags.map_err(|_| Error::NoEvents)?,
@@ -216,7 +217,8 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
     };
     let database = subscriber.link().info().map_or(0, |info| info.redis_settings().db());
     let channel = [PREFIX, format!("{database}__:").as_bytes(), key].concat();
-    let events = subscriber.follow(channel).await.map_err(|error| if error.is_retryable() { error } else { Error::NoEvents })?;
+    let events =
+        subscriber.follow(channel).await.map_err(|error| if error.is_retryable() { error } else { Error::NoEvents })?;
     Ok((events, gone))
 }
 

@@ -85,7 +85,8 @@ impl Hold {
             return Err(Error::Argument(text.to_owned()));
         }
         let ends_at = options.max_hold.map(|most| sent.after(most));
-        let terms = Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
+        let terms =
+            Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
         let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease));
         if core.now() >= validity.ends(&terms, link.is_closed()) {
             return Ok(None);
@@ -103,7 +104,8 @@ impl Hold {
             permits: request.subject.permits,
         };
         let (over, done) = (CancellationToken::new(), CancellationToken::new());
-        let hold = Arc::new(Self { request, tokens, terms, state: Mutex::new(state), over, done, desks: Default::default() });
+        let hold =
+            Arc::new(Self { request, tokens, terms, state: Mutex::new(state), over, done, desks: Default::default() });
         hold.look_again(&mut hold.state(), core.now());
         Ok(Some(Held { hold, is_left: false }))
     }
@@ -291,7 +293,10 @@ impl Hold {
                 state.has_failed = true;
                 if let Err(error) = left {
                     tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
-                    self.request.core.meter.count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
+                    self.request
+                        .core
+                        .meter
+                        .count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
                 }
             }
         }
@@ -349,7 +354,9 @@ impl Hold {
         };
         let has = self.permits();
         if permits == 0 || permits >= has {
-            return Err(Error::Argument(format!("permits is {permits}; expected 1 to less than the {has} that are held")));
+            return Err(Error::Argument(format!(
+                "permits is {permits}; expected 1 to less than the {has} that are held"
+            )));
         }
         let release = self.request.subject.release(&self.tokens, permits, 0, next_id());
         let mut pauses = Pauses::default();
@@ -409,7 +416,9 @@ impl Held {
             Err(end) => return Err(end.error()),
         }
         match keep {
-            Some(_) if !is_only => Err(Error::Argument("keep needs the only guard of a hold; it is released".to_owned())),
+            Some(_) if !is_only => {
+                Err(Error::Argument("keep needs the only guard of a hold; it is released".to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -430,7 +439,8 @@ impl Held {
                 hold.stop(&mut state, End::Released);
             }
             // What was lost by the clock may be held at the server still.
-            let releasing = (is_last && end != Some(End::Closed)).then(|| hold.releasing(&state, keep.filter(|_| is_held)));
+            let releasing =
+                (is_last && end != Some(End::Closed)).then(|| hold.releasing(&state, keep.filter(|_| is_held)));
             (end, releasing)
         };
         match (end, is_held) {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::Error;
-use crate::hold::{Hold, Held};
+use crate::hold::{Held, Hold};
 use crate::wire::Subject;
 
 /// By owner and key.

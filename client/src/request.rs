@@ -21,8 +21,9 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(core: &Arc<Core>, subject: Subject, options: &Options, longest: Duration) -> Self {
-        let (lease, slot) = (options.lease(longest), core.slot_of(&subject.keys));
+    pub(crate) async fn new(core: &Arc<Core>, subject: Subject, options: &Options) -> Self {
+        let slot = core.slot_of(&subject.keys);
+        let lease = options.lease(core.longest_lease(slot).await);
         Self { core: core.clone(), subject, options: options.clone(), lease, slot }
     }
 
@@ -43,7 +44,11 @@ impl Request {
     }
 
     /// Sends commands in one write, over a connection if that is open, and follows redirections.
-    pub(crate) async fn ask_all(&self, link: Option<&Arc<Link>>, commands: &[Cmd]) -> Result<Vec<Result<Value, Error>>, Error> {
+    pub(crate) async fn ask_all(
+        &self,
+        link: Option<&Arc<Link>>,
+        commands: &[Cmd],
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
         let within = self.core.common.command_timeout;
         let node = self.core.node(self.slot).await?;
         let link = match link.filter(|link| !link.is_closed()) {

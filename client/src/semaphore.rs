@@ -156,7 +156,7 @@ impl Drain {
         let core = &self.client.core;
         let token = core.enter()?;
         let subject = self.wanted.by(core.id.next_owner().into());
-        let request = Request::new(core, subject, &self.wanted.options, core.longest_lease().await);
+        let request = Request::new(core, subject, &self.wanted.options).await;
         // In a task of its own, so that it is never dropped between taking and knowing what was taken.
         let (taking, core) = (drain(request), core.clone());
         let task = core.common.home.spawn(async move {
@@ -179,7 +179,9 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
         let Reply { link, said, .. } = request.ask(&command, Duration::MAX).await;
         let outcome = match said.and_then(|taken| wire::number(&taken)) {
             // After a lost reply nothing is left to take, and what the owner holds was taken before.
-            Ok(taken) if taken > 0 || is_sent => own_hold(&request).await.map_err(|error| (error, u32::try_from(taken).ok())),
+            Ok(taken) if taken > 0 || is_sent => {
+                own_hold(&request).await.map_err(|error| (error, u32::try_from(taken).ok()))
+            }
             Ok(_) => return Ok(None),
             Err(error) if error.is_lost_reply() && request.core.now() < until => {
                 is_sent |= link.is_some();

@@ -29,7 +29,13 @@ impl Builder {
         let sentinels: Vec<_> = sentinels.iter().map(|url| self.parse("sentinels", url)).collect::<Result<_, _>>()?;
         let settings = self.parse("settings", settings)?;
         let client = self.build(|common| {
-            let watched = Watched { sentinels, master: master.to_owned(), settings, doubts: Mutex::new(Doubts::none()), node: OnceLock::new() };
+            let watched = Watched {
+                sentinels,
+                master: master.to_owned(),
+                settings,
+                doubts: Mutex::new(Doubts::none()),
+                node: OnceLock::new(),
+            };
             let (name, watched) = (watched.name(), Arc::new(watched));
             let node = Node::new(Primary(watched.clone()), common);
             let _ = watched.node.set(Arc::downgrade(&node));
@@ -117,7 +123,11 @@ impl Watched {
         let link = Link::connect(server, common, hear).await?;
         let role = link.ask(&redis::cmd("ROLE"), common.command_timeout).await?;
         match &role {
-            Value::Array(fields) if fields.first().is_some_and(|word| wire::bytes(word).is_ok_and(|w| w == b"master")) => Ok(link),
+            Value::Array(fields)
+                if fields.first().is_some_and(|word| wire::bytes(word).is_ok_and(|w| w == b"master")) =>
+            {
+                Ok(link)
+            }
             _ => Err(Error::unavailable("sentinel names a server that is no primary yet")),
         }
     }
@@ -126,7 +136,8 @@ impl Watched {
     async fn connect(&self, common: &Common, hear: Hear) -> Result<Link, Error> {
         let mut last = Error::unavailable("there are no sentinels");
         for sentinel in &self.sentinels {
-            let connecting = async { self.connect_to(self.named_by(sentinel, common).await?, common, hear.clone()).await };
+            let connecting =
+                async { self.connect_to(self.named_by(sentinel, common).await?, common, hear.clone()).await };
             match connecting.await {
                 Ok(link) => return Ok(link),
                 Err(error) => last = error,

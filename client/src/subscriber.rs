@@ -236,7 +236,9 @@ async fn watch(subscriber: Weak<Subscriber>, node: Weak<Node>) {
         let is_used = waiting.is_some();
         let pinging = async {
             let ping = redis::cmd("PING");
-            if is_used && subscriber.link.ask(&ping, common.command_timeout).await.is_err_and(|error| error.is_lost_reply()) {
+            if is_used
+                && subscriber.link.ask(&ping, common.command_timeout).await.is_err_and(|error| error.is_lost_reply())
+            {
                 subscriber.close();
             }
         };

@@ -11,7 +11,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind, RedisError, Value,
+};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -110,7 +112,11 @@ impl Link {
     }
 
     /// Sends several commands in one write, and returns their answers in order.
-    pub(crate) async fn ask_all(&self, commands: &Pipeline, within: Duration) -> Result<Vec<Result<Value, Error>>, Error> {
+    pub(crate) async fn ask_all(
+        &self,
+        commands: &Pipeline,
+        within: Duration,
+    ) -> Result<Vec<Result<Value, Error>>, Error> {
         let count = commands.len();
         let answers = match &self.wire {
             Wire::Own(connection) => timeout(within, connection.clone().send_packed_commands(commands, 0, count)).await,
@@ -215,7 +221,8 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
     {
         let opening = {
             let mut slot = self.lock();
-            let usable = |opening: &&Opening<T>| opening.peek().is_none_or(|open| open.as_ref().is_ok_and(|o| o.is_open()));
+            let usable =
+                |opening: &&Opening<T>| opening.peek().is_none_or(|open| open.as_ref().is_ok_and(|o| o.is_open()));
             match slot.as_ref().filter(usable) {
                 Some(opening) => opening.clone(),
                 None => {

@@ -109,7 +109,9 @@ impl Validity {
     /// What a renewal asks for at this moment. A fixed lease, and one that has to end, is not prolonged.
     fn lease_to_ask(&self, terms: &Terms, now: Moment) -> Option<Duration> {
         // Otherwise each renewal, whose end is a margin before this one, would be followed by a shorter one.
-        if terms.session_grace.is_none() && terms.ends_at.is_some_and(|end| self.deadline.after(terms.attempt() / 8) >= end) {
+        if terms.session_grace.is_none()
+            && terms.ends_at.is_some_and(|end| self.deadline.after(terms.attempt() / 8) >= end)
+        {
             return None;
         }
         let most = if terms.renews { terms.lease } else { now.until(self.lease_ends) };
@@ -196,7 +198,10 @@ mod tests {
         assert_eq!(step(&terms, OPEN, 20_000), Step::Lose);
         let mut validity = Validity::given(&terms, at(0), Duration::from_secs(15));
         validity.renewed(&terms, at(12_000), Duration::from_secs(8));
-        assert!(matches!(validity.next_step(&terms, OPEN, at(0), at(18_000)), Step::Sleep(_)), "nothing is left to gain");
+        assert!(
+            matches!(validity.next_step(&terms, OPEN, at(0), at(18_000)), Step::Sleep(_)),
+            "nothing is left to gain"
+        );
     }
 
     #[test]

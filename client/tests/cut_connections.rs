@@ -235,4 +235,3 @@ async fn a_connection_cut_anywhere_while_one_waits_does_no_harm() {
 async fn a_connection_cut_anywhere_does_no_harm_to_other_kinds_of_locks() {
     cut_both_ways(&[Scene::ReadingAndWriting, Scene::Permits, Scene::SeveralKeys]).await;
 }
-

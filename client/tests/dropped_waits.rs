@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use rlock_client::{Client, Kind, Lock};
-use tokio::task::JoinHandle;
+use rlock_client::Client;
 
-use crate::cluster::{ON_FIRST, begin_to_move_slot_of_first, cluster, connect};
+use crate::cluster::{ON_FIRST, begin_to_move_slot_of_first, cluster};
 use crate::support::Server;
 use crate::{PATIENCE, command_stat, eventually, url};
 
@@ -44,4 +43,3 @@ async fn what_is_taken_back_while_its_slot_is_on_its_way_does_not_hold_up_its_ow
     let outcome = tokio::time::timeout(PATIENCE, asking).await.expect("it has its turn").expect("no panic");
     assert!(outcome.expect("an answer").is_none(), "a stranger holds it");
 }
-

@@ -6,7 +6,7 @@ use rlock_client::{Error, Guard};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::support::{Reply, Server, Stopwatch};
-use crate::{command_stat, connect, eventually};
+use crate::{connect, eventually};
 
 #[tokio::test]
 async fn a_lock_is_held_by_one_and_then_by_the_next() {

@@ -51,9 +51,8 @@ fn a_guard_that_lost_its_home_hears_of_the_end_of_its_lease() {
     let server = Server::start();
     let gone = home();
     let lease = Duration::from_secs(2);
-    let guard = gone.block_on(async {
-        connect(&server).await.lock("k").lease(lease).acquire().await.expect("a free lock")
-    });
+    let guard =
+        gone.block_on(async { connect(&server).await.lock("k").lease(lease).acquire().await.expect("a free lock") });
     let lost = guard.lost();
     gone.shutdown_background();
     let watch = std::time::Instant::now();

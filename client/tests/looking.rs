@@ -3,8 +3,6 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{Reply, Sentinels, Server};
 use crate::{connect, eventually, kill_connections, url};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use rlock_client::{Client, Error};
+use rlock_client::Error;
 
-use crate::proxy::{Direction, Fate, Proxy, cuts_all};
+use crate::proxy::{Proxy, cuts_all};
 use crate::support::{Server, Stopwatch};
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, kill_connections};
 
@@ -179,4 +179,3 @@ async fn a_session_at_a_demoted_master_is_lost_before_another_owner_gets_the_loc
     assert!(!granted.is_finished(), "it was granted to another owner before");
     assert!(granted.await.expect("no panic").int() > 0);
 }
-

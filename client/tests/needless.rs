@@ -6,7 +6,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 
 use crate::support::{Server, free_port};
-use crate::thief::{Thief, give_up_when, holds, use_once};
+use crate::thief::{Thief, use_once};
 use crate::{command_stat, connect, eventually};
 
 fn calls(server: &Server, command: &str) -> i64 {

@@ -202,7 +202,8 @@ async fn timed_requests_to_a_server_that_hangs_end_together() {
 async fn timed_a_request_does_not_wait_for_a_connection_that_takes_longer() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
-    let client = Client::builder().command_timeout(Duration::from_millis(700)).connect(&proxy.url()).await.expect("a server");
+    let client =
+        Client::builder().command_timeout(Duration::from_millis(700)).connect(&proxy.url()).await.expect("a server");
     // Connecting takes two seconds now.
     proxy.set(|_, _| Fate::Delay(Duration::from_millis(500)));
     kill_connections(&server);

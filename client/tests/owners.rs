@@ -6,7 +6,6 @@ use rlock_client::{Client, Error};
 
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
-use crate::thief::give_up_when;
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
 
 /// How many commands of this name the server has answered, those that it refused included.
@@ -165,4 +164,3 @@ async fn a_lock_that_was_dropped_is_not_held_while_its_owner_waits_for_several()
     let next = next.await.expect("no panic");
     assert!(all.is_ok() && next.is_ok(), "{:?} {next:?}", all.map(drop));
 }
-

@@ -74,9 +74,8 @@ impl Party {
         }
         let urls: Vec<_> = ways.iter().map(Proxy::url).collect();
         let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-        let options = Client::builder()
-            .connect_timeout(Duration::from_millis(100))
-            .command_timeout(Duration::from_millis(100));
+        let options =
+            Client::builder().connect_timeout(Duration::from_millis(100)).command_timeout(Duration::from_millis(100));
         Party { quorum: Quorum::connect(&options, &urls).expect("addresses"), ways }
     }
 }

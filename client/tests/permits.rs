@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 
 use crate::support::Server;
-use crate::{PATIENCE, command_stat, connect, eventually, kill_connections, url};
+use crate::{PATIENCE, command_stat, connect, eventually, kill_connections};
 
 #[tokio::test]
 async fn permits_are_given_back_in_parts() {
@@ -105,7 +105,8 @@ async fn draining_has_terms() {
     let semaphore = client.semaphore("s");
     semaphore.init(2).await.expect("an answer");
     let lease = Duration::from_secs(60);
-    let (permits, guard) = semaphore.draining().fixed_lease(lease).take().await.expect("an answer").expect("two are free");
+    let (permits, guard) =
+        semaphore.draining().fixed_lease(lease).take().await.expect("an answer").expect("two are free");
     assert_eq!((permits, guard.permits()), (2, 2));
     assert!(guard.valid_for() > lease / 2);
     guard.release_some(1).await.expect("it is held");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Builder, Client, Error};
 
 use crate::support::Server;
-use crate::{PATIENCE, command_stat, connections, eventually, url};
+use crate::{PATIENCE, command_stat, eventually, url};
 
 /// A server that names a master as a sentinel does: it takes MGET by the name of SENTINEL, and what it is asked for are the names of two keys.
 struct Sentinel(Server);
@@ -104,4 +104,3 @@ async fn a_waiter_leaves_a_master_that_refuses_and_was_replaced() {
     assert!(new.client().holder("k").is_some());
     guard.release().await.expect("it was held");
 }
-

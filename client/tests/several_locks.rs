@@ -1,10 +1,10 @@
 //! Requests for several locks of which nobody knows what became, or which nobody wants any more: none of the locks is kept, whatever one of them says.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use rlock_client::{Client, Error};
+use rlock_client::Error;
 
-use crate::support::{Server, Stopwatch};
+use crate::support::Server;
 use crate::thief::{Thief, give_up_when, holds, use_once};
 use crate::{command_stat, eventually};
 
@@ -93,4 +93,3 @@ async fn several_locks_that_are_taken_back_one_by_one_outlast_a_full_memory() {
     client.close().await.expect("it is tidied up");
     assert_eq!(holds(&server), 0);
 }
-

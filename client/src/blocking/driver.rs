@@ -70,7 +70,10 @@ impl Driver {
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("rlock-client").enable_all().build();
         let runtime = runtime.map_err(|cause| Error::unavailable(format!("no runtime: {cause}")))?;
-        Ok(Self { runtime: Arc::new(Owned { owned: Some(runtime), is_silent: AtomicBool::new(false) }), others: Vec::new() })
+        Ok(Self {
+            runtime: Arc::new(Owned { owned: Some(runtime), is_silent: AtomicBool::new(false) }),
+            others: Vec::new(),
+        })
     }
 
     pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
