@@ -149,7 +149,10 @@ impl Core {
                 Ok(Ok(connected)) => connected,
                 Ok(Err(error)) => return Reply { said: Err(error), ..reply },
                 Err(_) => {
-                    return Reply { said: Err(Error::unavailable(format!("no connection within {within:?}"))), ..reply };
+                    return Reply {
+                        said: Err(Error::unavailable(format!("no connection within {within:?}"))),
+                        ..reply
+                    };
                 }
             };
             reply = self.ask_over(&node, &link, command, is_asking, deadline - Instant::now()).await;

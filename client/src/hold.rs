@@ -531,8 +531,13 @@ impl Releasing {
             }
             let reply = request.ask(&release, left).await;
             let Err(error) = reply.said else { return Ok(()) };
+            let is_done = self.is_repeated && request.core.now() < self.relied_until;
+            if !error.is_retryable() && request.subject.family == wire::Family::Many {
+                // An earlier copy has released all or none.
+                let held = request.release_each(&self.hold.tokens).await;
+                return if is_done && held == 0 { Ok(()) } else { Err(error) };
+            }
             if error.ends_a_hold() {
-                let is_done = self.is_repeated && request.core.now() < self.relied_until;
                 return if is_done { Ok(()) } else { Err(Error::Lost) };
             }
             if !error.is_retryable() {
@@ -555,7 +560,7 @@ impl Drop for Releasing {
         }
         let turn = std::mem::replace(&mut self.turn, Awaited::Not);
         let mut rest = Self { hold: self.hold.clone(), turn, token: Some(token), is_in_background: true, ..*self };
-        self.hold.request.core.in_background(async move {
+        drop(self.hold.request.core.common.home.spawn(async move {
             match rest.run().await {
                 Ok(()) => {}
                 Err(Error::Lost) => tracing::debug!(key = %rest.hold.request.key(), "a dropped lock was not held any more"),
@@ -563,6 +568,6 @@ impl Drop for Releasing {
                     tracing::warn!(key = %rest.hold.request.key(), %error, "a lock was not released; its lease ends it");
                 }
             }
-        });
+        }));
     }
 }

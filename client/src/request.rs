@@ -7,9 +7,10 @@ use redis::{Cmd, Pipeline, Value};
 
 use crate::Error;
 use crate::core::{Core, Reply};
+use crate::identity::next_id;
 use crate::options::Options;
 use crate::transport::Link;
-use crate::wire::{Acquire, Ask, Subject};
+use crate::wire::{Acquire, Ask, Family, Subject};
 
 pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
@@ -41,6 +42,18 @@ impl Request {
     /// Sends a command once, and waits for as long as one command may take, or for less.
     pub(crate) async fn ask(&self, command: &Cmd, within: Duration) -> Reply {
         self.core.ask(self.slot, command, within.min(self.core.common.command_timeout)).await
+    }
+
+    /// Releases several keys one by one: MRELEASE changes nothing if the owner does not hold one of them. Returns how many it held.
+    pub(crate) async fn release_each(&self, tokens: &[u64]) -> usize {
+        let mut held = 0;
+        for (at, key) in self.subject.keys.iter().enumerate() {
+            let subject = Subject { family: Family::Mutex, keys: Arc::from([key.clone()]), ..self.subject.clone() };
+            let release = subject.release(tokens.get(at..=at).unwrap_or_default(), 1, 0, next_id());
+            let within = self.core.common.command_timeout;
+            held += usize::from(self.core.insist(self.slot, &release, within).await.is_ok());
+        }
+        held
     }
 
     /// Sends commands in one write, over a connection if that is open, and follows redirections.

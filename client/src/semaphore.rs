@@ -159,10 +159,13 @@ impl Drain {
         let request = Request::new(core, subject, &self.wanted.options).await;
         // In a task of its own, so that it is never dropped between taking and knowing what was taken.
         let (taking, core) = (drain(request), core.clone());
-        let task = core.common.home.spawn(async move {
+        let home = core.common.home.clone();
+        let task = home.spawn(async move {
             let taken = taking.await;
+            // What is dropped after the client was closed is released, and closing waits for that.
+            let outcome = if core.closing.is_cancelled() { Err(Error::Closed) } else { taken };
             drop(token);
-            taken
+            outcome
         });
         let taken = task.await.unwrap_or_else(|_| Err(Error::Closed))?;
         Ok(taken.map(|held| (held.hold.permits(), Guard::new(held))))

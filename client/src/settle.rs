@@ -10,7 +10,7 @@ use crate::identity::next_id;
 use crate::owners::Turn;
 use crate::request::Request;
 use crate::transport::Link;
-use crate::wire;
+use crate::wire::{self, Family};
 
 /// Sends `CANCEL`, then `RELEASE`, in the background, until the server has answered both or the lease has passed. They go over the
 /// connection of the request, so they do not overtake it, or over another one when that has closed. Requests of the owner wait that long.
@@ -29,7 +29,12 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, tu
                 let answers = request.ask_all(link.as_ref(), &commands).await;
                 match answers.as_deref() {
                     Ok([Ok(cancelled), _]) if wire::number(cancelled) == Ok(1) => return,
-                    Ok([cancelled, released]) if !is_to_repeat(cancelled) && !is_to_repeat(released) => return,
+                    Ok([cancelled, released]) if !is_to_repeat(cancelled) && !is_to_repeat(released) => {
+                        if released.is_err() && subject.family == Family::Many {
+                            request.release_each(&[]).await;
+                        }
+                        return;
+                    }
                     _ => sleep(pauses.next()).await,
                 }
             }

@@ -45,7 +45,8 @@ async fn run_tells_a_loss_at_once_while_the_server_is_stopped() {
 async fn run_returns_the_result_of_the_work_although_the_release_fails() {
     let server = Server::start();
     let client = connect(&server).await;
-    let result = client.lock("k").run(async |_| {
+    let lock = client.lock("k");
+    let result = lock.run(async |_| {
         assert_eq!(server.client().call("ACL SETUSER default resetkeys ~other"), "OK");
         42
     });

@@ -215,7 +215,7 @@ async fn timed_a_request_does_not_wait_for_a_connection_that_takes_longer() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     proxy.clear();
     client.lock("k").acquire().await.expect("a free lock").release().await.expect("it was held");
-    assert_eq!(connections(&server), 1);
+    assert_eq!(connections(&server), 2);
 }
 
 /// One of the places has been taken when the other one is not to be had in time, and no server answers there any more.

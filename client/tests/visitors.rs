@@ -197,7 +197,8 @@ impl Place {
         let Some(guard) = patience.acquire(&lock, self.terms).await else { return };
         let guard = self.enter(guard);
         if let Some(inner) = self.terms.expect_done(guard.reenter()) {
-            self.check(&guard, 2);
+            // A re-entry is counted in the client.
+            self.check(&guard, 1);
             tokio::time::sleep(stay.time).await;
             self.terms.expect_done(inner.release().await);
         }
