@@ -333,7 +333,6 @@ impl Hold {
         let is_held = now < ends;
         Releasing {
             hold: self.clone(),
-            permits: state.permits,
             keep,
             id: None,
             turn: turn.map_or(Awaited::Not, Awaited::Turn),
@@ -348,10 +347,6 @@ impl Hold {
 
     /// Gives back some of the permits, and keeps the others.
     async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
-        let _turn = match self.desks.get() {
-            Some(desks) => owners::turn(desks).await,
-            None => Turn::new(),
-        };
         let has = self.permits();
         if permits == 0 || permits >= has {
             return Err(Error::Argument(format!(
@@ -464,10 +459,13 @@ impl Held {
     pub(crate) fn release_some(&self, permits: u32) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         let hold = self.hold.clone();
         let token = hold.request.core.token();
+        // Parts are given back one after the other, and before the rest.
+        let turn = owners::turn_from_now_on(hold.desks().clone());
         // In a task of its own: dropped half-way, nobody would know how many permits are left.
         let home = hold.request.core.common.home.clone();
         let task = home.spawn(async move {
             let _token = token;
+            let _turn = turn.await;
             hold.release_some(permits).await
         });
         async move { task.await.unwrap_or_else(|_| Err(Error::Closed)) }
@@ -489,7 +487,6 @@ enum Awaited {
 /// A release that is under way. Dropping it leaves the rest to the background.
 pub(crate) struct Releasing {
     hold: Arc<Hold>,
-    permits: u32,
     keep: Option<Duration>,
     /// Drawn when it is its turn.
     id: Option<u64>,
@@ -522,7 +519,7 @@ impl Releasing {
         let request = self.hold.request.clone();
         let id = *self.id.get_or_insert_with(next_id);
         let keep_ms = self.keep.map_or(0, wire::ms);
-        let release = request.subject.release(&self.hold.tokens, self.permits, keep_ms, id);
+        let release = request.subject.release(&self.hold.tokens, self.hold.permits(), keep_ms, id);
         let mut pauses = Pauses::default();
         loop {
             let left = request.core.now().until(self.until);

@@ -163,7 +163,7 @@ impl Drain {
         let task = home.spawn(async move {
             let taken = taking.await;
             // What is dropped after the client was closed is released, and closing waits for that.
-            let outcome = if core.closing.is_cancelled() { Err(Error::Closed) } else { taken };
+            let outcome = taken.and_then(|taken| if core.closing.is_cancelled() { Err(Error::Closed) } else { Ok(taken) });
             drop(token);
             outcome
         });

@@ -89,32 +89,6 @@ async fn a_panic_in_metrics_does_not_stop_renewals() {
     kept.release().await.expect("it was held");
 }
 
-struct PanickingWaker;
-
-impl std::task::Wake for PanickingWaker {
-    fn wake(self: Arc<Self>) {
-        panic!("the application's own fault");
-    }
-}
-
-#[tokio::test]
-async fn a_waker_that_panics_does_not_stop_renewals() {
-    let server = Server::start();
-    let client = connect(&server).await;
-    let kept = client.lock("kept").lease(Duration::from_millis(900)).acquire().await.expect("a free lock");
-    let lost = client.lock("lost").lease(Duration::from_millis(900)).acquire().await.expect("a free lock");
-    let waker = std::task::Waker::from(Arc::new(PanickingWaker));
-    let mut awaited = Box::pin(lost.lost());
-    assert!(awaited.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
-    server.client().call("RLOCK.FORCERELEASE lost");
-    // The timer of that future would wake it as well.
-    eventually(|| !lost.is_held()).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(kept.is_held());
-    std::mem::forget(awaited);
-    kept.release().await.expect("it was held");
-}
-
 /// A request that waits in a slot that moves loses its channel, and no hold loses the connection that it is bound to.
 #[tokio::test]
 async fn a_slot_that_moves_does_not_close_the_connection_of_other_slots() {

@@ -78,6 +78,9 @@ impl TlsServer {
 
 /// Patient enough to be granted, and not so patient that a refusal takes long.
 fn builder(certificates: TlsCertificates) -> Builder {
+    // Several are linked to these tests, so the program chooses, as the crate leaves it to.
+    #[cfg(feature = "tls-rustls")]
+    drop(rustls::crypto::ring::default_provider().install_default());
     Client::builder().certificates(certificates)
 }
 

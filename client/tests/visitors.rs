@@ -130,8 +130,8 @@ impl Patience {
         match outcome {
             Ok(guard) => guard,
             Err(Error::Timeout) if matches!(self, Patience::Timeout(_)) => None,
-            // With little time a connection may not come about before it is over.
-            Err(Error::Unavailable { .. }) if matches!(self, Patience::Timeout(_)) => None,
+            // A try is repeated for as long as one command may take.
+            Err(Error::Unavailable { .. }) if matches!(self, Patience::None) => None,
             // It was over before the grant was heard of.
             Err(Error::Lost) if matches!(self, Patience::None) && terms.may_be_lost() => None,
             Err(error) => panic!("{self:?}, {terms:?}: {error}"),
