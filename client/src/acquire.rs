@@ -324,7 +324,7 @@ impl Attempt {
     /// a hold that has ended, and one that has not is renewed and not counted twice.
     fn granted(&mut self, tokens: Vec<u64>, reply: &Reply, left: Option<Duration>) -> Result<Step, Error> {
         let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
-        match Hold::new(self.request.clone(), tokens, reply.sent, left, link)? {
+        match Hold::begin(self.request.clone(), tokens, reply.sent, left, link)? {
             Some(held) => {
                 self.is_open = false;
                 Ok(Step::Granted(held))
@@ -448,7 +448,7 @@ impl Core {
             match (&reply.said, &reply.link) {
                 (Ok(left), Some(link)) => {
                     let left = Some(wire::milliseconds(left)?);
-                    let held = Hold::new(request.clone(), vec![token], reply.sent, left, link)?.ok_or(Error::Lost)?;
+                    let held = Hold::begin(request.clone(), vec![token], reply.sent, left, link)?.ok_or(Error::Lost)?;
                     held.hold.desks();
                     return Ok(held);
                 }

@@ -208,8 +208,8 @@ impl Transport for Member {
         self.direct.open(common)
     }
 
-    fn listen(&self, common: &Arc<Common>, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
-        self.direct.listen(common, hear)
+    fn listen(&self, common: &Arc<Common>, commands: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
+        self.direct.listen(common, commands, hear)
     }
 
     fn doubt(&self, error: &Error) {

@@ -99,8 +99,11 @@ impl Listeners {
 /// It follows lost connections, failovers and moves of the slot in a cluster. After each of these there is an [`Event::Missed`]: what
 /// happened before it may not have been told.
 pub struct Events {
-    next: Pin<Box<dyn Future<Output = (Result<Event, Error>, Box<Follower>)> + Send>>,
+    next: Next,
 }
+
+/// The next event, with the follower that goes on after it.
+type Next = Pin<Box<dyn Future<Output = (Result<Event, Error>, Box<Follower>)> + Send>>;
 
 /// What an [`Events`] is made of.
 struct Follower {

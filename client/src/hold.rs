@@ -72,7 +72,7 @@ impl Hold {
     /// # Errors
     ///
     /// [`Error::Argument`] for a session over a connection that does not tell its end.
-    pub(crate) fn new(
+    pub(crate) fn begin(
         request: Arc<Request>,
         tokens: Vec<u64>,
         sent: Moment,
@@ -468,7 +468,7 @@ impl Held {
             let _turn = turn.await;
             hold.release_some(permits).await
         });
-        async move { task.await.unwrap_or_else(|_| Err(Error::Closed)) }
+        async move { task.await.unwrap_or(Err(Error::Closed)) }
     }
 }
 

@@ -211,15 +211,16 @@ impl Observer {
     }
 
     /// The same for the one hold with a fencing token: the next holder is not hit by mistake, also if it is sent again after a lost answer.
-    /// Returns whether it was held; if the answer was lost, that may be `false` although this has ended it.
+    /// Returns whether it was held just before.
     ///
     /// # Errors
     ///
     /// As [`is_locked`](Self::is_locked).
     pub async fn force_release_of(&self, token: u64) -> Result<bool, Error> {
-        let Some(mut command) = self.force_command().await? else { return Ok(false) };
+        let was_held = self.holders().await?.iter().any(|holder| holder.token == token);
+        let Some(mut command) = self.force_command().await? else { return Ok(was_held) };
         command.arg("TOKEN").arg(token);
-        Ok(wire::number(&self.ask(&command).await?)? == 1)
+        Ok(wire::number(&self.ask(&command).await?)? == 1 || was_held)
     }
 
     /// The command without a token; `None` if there is no lock.

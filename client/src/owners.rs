@@ -11,9 +11,11 @@ use crate::Error;
 use crate::hold::{Held, Hold};
 use crate::wire::Subject;
 
-/// By owner and key.
+/// The desks in use.
 #[derive(Default)]
-pub(crate) struct Owners(Mutex<HashMap<(Vec<u8>, Vec<u8>), Weak<Desk>>>);
+pub(crate) struct Owners(Mutex<HashMap<OwnerAndKey, Weak<Desk>>>);
+
+type OwnerAndKey = (Vec<u8>, Vec<u8>);
 
 /// What one owner has of one key.
 #[derive(Default)]

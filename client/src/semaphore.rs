@@ -163,11 +163,12 @@ impl Drain {
         let task = home.spawn(async move {
             let taken = taking.await;
             // What is dropped after the client was closed is released, and closing waits for that.
-            let outcome = taken.and_then(|taken| if core.closing.is_cancelled() { Err(Error::Closed) } else { Ok(taken) });
+            let outcome =
+                taken.and_then(|taken| if core.closing.is_cancelled() { Err(Error::Closed) } else { Ok(taken) });
             drop(token);
             outcome
         });
-        let taken = task.await.unwrap_or_else(|_| Err(Error::Closed))?;
+        let taken = task.await.unwrap_or(Err(Error::Closed))?;
         Ok(taken.map(|held| (held.hold.permits(), Guard::new(held))))
     }
 }
@@ -200,7 +201,7 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
             (Ok(None), _) => Ok(None),
             (Ok(Some(Holder { token, holds, .. })), Some(link)) => {
                 request.subject.permits = holds;
-                Hold::new(Arc::new(request), vec![token], first_sent, None, &link)
+                Hold::begin(Arc::new(request), vec![token], first_sent, None, &link)
             }
             (Ok(Some(_)), None) => Ok(None),
             (Err((error, taken)), _) => {

@@ -10,7 +10,7 @@ use redis::{ConnectionInfo, Value};
 use crate::Error;
 use crate::client::{Builder, Client, at_address, reached};
 use crate::clock::Moment;
-use crate::transport::{Common, Hear, Link, Node, Single, Transport};
+use crate::transport::{Common, Hear, Link, Node, Single, Transport, connect_to};
 use crate::wire;
 
 /// How long the sentinels are left in peace after they were asked about a primary that refuses. Each time in a row it is twice as long, up
@@ -119,8 +119,8 @@ impl Watched {
     }
 
     /// A connection to a server that says itself that it is a primary.
-    async fn connect_to(&self, server: ConnectionInfo, common: &Common, hear: Hear) -> Result<Link, Error> {
-        let link = Link::connect(server, common, hear).await?;
+    async fn connect_to(&self, server: ConnectionInfo, common: &Common) -> Result<Link, Error> {
+        let link = Link::connect(server, common, Arc::new(|_| {})).await?;
         let role = link.ask(&redis::cmd("ROLE"), common.command_timeout).await?;
         match &role {
             Value::Array(fields)
@@ -133,11 +133,10 @@ impl Watched {
     }
 
     /// Asks the sentinels one after the other.
-    async fn connect(&self, common: &Common, hear: Hear) -> Result<Link, Error> {
+    async fn connect(&self, common: &Common) -> Result<Link, Error> {
         let mut last = Error::unavailable("there are no sentinels");
         for sentinel in &self.sentinels {
-            let connecting =
-                async { self.connect_to(self.named_by(sentinel, common).await?, common, hear.clone()).await };
+            let connecting = async { self.connect_to(self.named_by(sentinel, common).await?, common).await };
             match connecting.await {
                 Ok(link) => return Ok(link),
                 Err(error) => last = error,
@@ -164,7 +163,7 @@ impl Watched {
         if present.info().is_some_and(|info| info.addr() == other.addr()) {
             return;
         }
-        if self.connect_to(other, &node.common, Arc::new(|_| {})).await.is_ok() {
+        if self.connect_to(other, &node.common).await.is_ok() {
             tracing::info!("the primary refuses, and sentinels name another one");
             node.close();
         }
@@ -173,12 +172,12 @@ impl Watched {
 
 impl Transport for Primary {
     fn open(&self, common: &Arc<Common>) -> BoxFuture<'static, Result<Link, Error>> {
-        self.listen(common, Arc::new(|_| {}))
+        let (watched, common) = (self.0.clone(), common.clone());
+        async move { watched.connect(&common).await }.boxed()
     }
 
-    fn listen(&self, common: &Arc<Common>, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
-        let (watched, common) = (self.0.clone(), common.clone());
-        async move { watched.connect(&common, hear).await }.boxed()
+    fn listen(&self, common: &Arc<Common>, commands: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
+        connect_to(commands.info().unwrap_or(&self.0.settings).clone(), common, hear)
     }
 
     fn doubt(&self, _: &Error) {

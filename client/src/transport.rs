@@ -27,8 +27,8 @@ pub(crate) trait Transport: Send + Sync + 'static {
     /// Opens a connection for commands.
     fn open(&self, common: &Arc<Common>) -> BoxFuture<'static, Result<Link, Error>>;
 
-    /// Opens a connection that messages come over.
-    fn listen(&self, common: &Arc<Common>, hear: Hear) -> BoxFuture<'static, Result<Link, Error>>;
+    /// Opens a connection that messages come over, to the server that commands go to.
+    fn listen(&self, common: &Arc<Common>, commands: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>>;
 
     /// The server could not be reached, or refuses what it is asked: another one may have taken its place.
     fn doubt(&self, _error: &Error) {}
@@ -290,6 +290,13 @@ impl Node {
 
     async fn open_link(&self) -> Result<Arc<Link>, Error> {
         let link = Arc::new(self.dial().await?);
+        #[cfg(feature = "sentinel")]
+        if let Some(subscriber) = self.subscriber.present()
+            && subscriber.link().info().map(ConnectionInfo::addr) != link.info().map(ConnectionInfo::addr)
+        {
+            // Another server publishes the answers from now on.
+            subscriber.close();
+        }
         tokio::spawn(tell_its_end(self.common.clone(), link.closed.clone()));
         Ok(link)
     }
@@ -303,7 +310,8 @@ impl Node {
     pub(crate) async fn subscriber(self: &Arc<Self>) -> Result<Arc<Subscriber>, Error> {
         let node = self.clone();
         let open = || async move {
-            let open = |hear| node.in_time(node.transport.listen(&node.common, hear));
+            let commands = node.link().await?;
+            let open = |hear| node.in_time(node.transport.listen(&node.common, &commands, hear));
             Subscriber::open(&node, open).await
         };
         self.subscriber.get(&self.common.home, open).await
@@ -362,17 +370,26 @@ async fn tell_its_end(common: Arc<Common>, closed: CancellationToken) {
     }
 }
 
+/// Connects to an address.
+pub(crate) fn connect_to(
+    info: ConnectionInfo,
+    common: &Arc<Common>,
+    hear: Hear,
+) -> BoxFuture<'static, Result<Link, Error>> {
+    let common = common.clone();
+    async move { Link::connect(info, &common, hear).await }.boxed()
+}
+
 /// One server at a known address.
 pub(crate) struct Direct(pub(crate) ConnectionInfo);
 
 impl Transport for Direct {
     fn open(&self, common: &Arc<Common>) -> BoxFuture<'static, Result<Link, Error>> {
-        self.listen(common, Arc::new(|_| {}))
+        connect_to(self.0.clone(), common, Arc::new(|_| {}))
     }
 
-    fn listen(&self, common: &Arc<Common>, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
-        let (info, common) = (self.0.clone(), common.clone());
-        async move { Link::connect(info, &common, hear).await }.boxed()
+    fn listen(&self, common: &Arc<Common>, _: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
+        connect_to(self.0.clone(), common, hear)
     }
 }
 
@@ -390,8 +407,8 @@ impl Transport for Managed {
         async move { Ok(link) }.boxed()
     }
 
-    fn listen(&self, common: &Arc<Common>, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
-        Direct(self.info.clone()).listen(common, hear)
+    fn listen(&self, common: &Arc<Common>, _: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
+        connect_to(self.info.clone(), common, hear)
     }
 }
 
