@@ -207,7 +207,7 @@ impl<K> Guard<K> {
         let request = &self.held.hold.request;
         self.held.hold.desks();
         let subject = Subject { family, ..request.subject.clone() };
-        let options = Options { max_hold: self.held.hold.rest_of_longest(), ..request.options.clone() };
+        let options = Options { ends_by: self.held.hold.ends_by(), ..request.options.clone() };
         Ok(request.core.acquire_by(subject, &options, true, wait).await?.map(Guard::new))
     }
 }

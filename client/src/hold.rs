@@ -84,7 +84,7 @@ impl Hold {
             let text = "session_grace needs a connection of the client's own, not a ConnectionManager";
             return Err(Error::Argument(text.to_owned()));
         }
-        let ends_at = options.max_hold.map(|most| sent.after(most));
+        let ends_at = options.ends_by.or_else(|| options.max_hold.map(|most| sent.after(most)));
         let terms =
             Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
         let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease));
@@ -159,9 +159,9 @@ impl Hold {
         self.state().permits
     }
 
-    /// What is left of the longest time that it may be held, if there is one.
-    pub(crate) fn rest_of_longest(&self) -> Option<Duration> {
-        self.terms.ends_at.map(|end| self.request.core.now().until(end))
+    /// When its longest time ends, if it has one.
+    pub(crate) fn ends_by(&self) -> Option<Moment> {
+        self.terms.ends_at
     }
 
     /// The owner's desks, so that other requests in its name know of this hold.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
+use crate::clock::Moment;
 
 /// The lease of a lock for which none was given.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
@@ -35,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) renews: bool,
     pub(crate) session_grace: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// When the hold ends that this one comes of, if it has a longest time.
+    pub(crate) ends_by: Option<Moment>,
     pub(crate) owner: Option<Arc<[u8]>>,
     pub(crate) note: Option<Arc<[u8]>>,
     pub(crate) replicas: Option<(u32, Duration)>,
@@ -49,6 +52,7 @@ impl Default for Options {
             renews: true,
             session_grace: None,
             max_hold: None,
+            ends_by: None,
             owner: None,
             note: None,
             replicas: None,

@@ -210,7 +210,7 @@ impl Campaign {
             eventually(|| self.server.client().call("DBSIZE") == 1).await;
         }
         eprintln!("{:?}: {} holds, {rushes} rushes, {:?}", self.weather, self.register.believed(), started.elapsed());
-        eventually(|| connections(&self.server) <= 3 + 1).await;
+        eventually(|| connections(&self.server) <= 2 * (3 + 1)).await;
         drop(self.clients);
         eventually(|| connections(&self.server) == 0).await;
     }
