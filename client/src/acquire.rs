@@ -10,14 +10,15 @@ use tracing::Instrument;
 
 use crate::Error;
 use crate::core::{Core, Pauses, Reply};
-use crate::hold::{Held, Hold};
+use crate::hold::{Held, Hold, reenter};
 use crate::identity::next_id;
+use crate::node::Node;
 use crate::options::Options;
 use crate::owners::{self, Turn};
 use crate::request::Request;
 use crate::settle::settle;
 use crate::subscriber::Letter;
-use crate::transport::{Link, Node};
+use crate::transport::Link;
 use crate::wire::{self, Answer, Ask, CLAIM, Family, Message, Subject};
 
 /// A message may be lost, so a waiter sends its request again after this time.
@@ -144,7 +145,7 @@ impl Core {
                 None => Turn::new(),
             };
             if let Some(desks) = &desks
-                && let Some(held) = owners::reenter(desks, &subject)?
+                && let Some(held) = reenter(desks, &subject)?
             {
                 return Ok(Some(held));
             }

@@ -13,8 +13,9 @@ use crate::Error;
 use crate::clock::Clock;
 use crate::core::Core;
 use crate::metrics::{Meter, Metrics};
+use crate::node::{Node, Servers, Single};
 use crate::renewal::Renewals;
-use crate::transport::{Common, Direct, Node, Servers, Single};
+use crate::transport::{Common, Direct};
 
 /// How often a silent connection is pinged at most.
 const SHORTEST_PING_AFTER: Duration = Duration::from_millis(10);

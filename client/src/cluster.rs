@@ -13,8 +13,9 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use crate::Error;
 use crate::client::{Builder, Client, at_address};
 use crate::clock::Moment;
+use crate::node::{Node, Servers};
 use crate::slots::{Address, SlotMap, slot_of};
-use crate::transport::{Common, Direct, Hear, Link, Node, Opens, Servers, Slot, Transport};
+use crate::transport::{Common, Direct, Hear, Link, Opens, Slot, Transport};
 
 impl Builder {
     /// Connects to a cluster, some of whose nodes are named. The first URL also has the user and password for all.

@@ -15,10 +15,11 @@ use crate::Error;
 use crate::clock::Moment;
 use crate::identity::ClientId;
 use crate::metrics::Meter;
+use crate::node::{Node, Servers};
 use crate::options::LONGEST;
 use crate::owners::Owners;
 use crate::renewal::Renewals;
-use crate::transport::{Common, Link, Node, Servers};
+use crate::transport::{Common, Link};
 use crate::wire;
 
 /// How many acquisitions are settled at a time. Claims and leases bound the further ones.

@@ -12,12 +12,13 @@ use crate::Error;
 use crate::clock::Moment;
 use crate::core::Pauses;
 use crate::identity::next_id;
+use crate::node::Servers;
 use crate::owners::{self, Desks, Turn};
-use crate::renewal::Place;
+use crate::renewal::{Place, Renewed};
 use crate::request::Request;
 use crate::transport::Link;
 use crate::validity::{Step, Terms, Validity};
-use crate::wire;
+use crate::wire::{self, Subject};
 
 /// Timers stand still while the machine is suspended, so a future that awaits a loss looks at the clock this often.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
@@ -168,7 +169,7 @@ impl Hold {
     pub(crate) fn desks(self: &Arc<Self>) -> &Desks {
         self.desks.get_or_init(|| {
             let desks = self.request.core.owners.desks(&self.request.subject);
-            owners::register(&desks, self);
+            register(&desks, self);
             desks
         })
     }
@@ -229,48 +230,11 @@ impl Hold {
             Step::Sleep(until) => until,
             Step::Lose | Step::Renew(_) => now,
         };
-        self.request.core.renewals.look_at(self, &mut state.place, at);
-    }
-
-    /// A connection has closed, to which it may be bound.
-    pub(crate) fn look_if_bound(self: &Arc<Self>) {
-        if self.terms.session_grace.is_some() {
-            self.look_again(&mut self.state(), self.request.core.now());
-        }
-    }
-
-    /// What the client's task does when the hold is due: ends the belief, or asks for a renewal, and for how long that may take.
-    pub(crate) fn look(self: &Arc<Self>, now: Moment) -> Option<(Cmd, Duration)> {
-        let mut state = self.state();
-        if state.end.is_some() {
-            return None;
-        }
-        let is_closed = Self::is_closed(&state);
-        let step = state.validity.next_step(&self.terms, is_closed, state.not_before, now);
-        let renewal = match step {
-            Step::Lose => {
-                drop(state);
-                self.end(End::Lost);
-                return None;
-            }
-            Step::Renew(lease) => {
-                let attempt = self.terms.attempt();
-                state.not_before = now.after(attempt.min(self.request.core.common.command_timeout));
-                Some((self.request.subject.renew(&self.tokens, lease), attempt))
-            }
-            Step::Sleep(_) => None,
-        };
-        self.look_again(&mut state, now);
-        renewal
-    }
-
-    pub(crate) async fn renew_alone(self: Arc<Self>, command: &Cmd, within: Duration) {
-        let reply = self.request.ask(command, within).await;
-        self.renewed(reply.sent, reply.link.as_ref(), reply.said);
+        self.request.core.renewals.look_at(self.clone(), &mut state.place, at);
     }
 
     /// Takes the answer to a RENEW. Only `NOTOWNER` and the clock end a hold.
-    pub(crate) fn renewed(self: &Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>) {
+    fn take_answer(self: &Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>) {
         let left = said.and_then(|left| wire::milliseconds(&left));
         if left == Err(Error::Lost) {
             return self.end(End::Lost);
@@ -313,7 +277,7 @@ impl Hold {
                 let command = self.request.subject.renew(&self.tokens, lease.max(crate::options::SHORTEST));
                 let reply = self.request.ask(&command, Duration::MAX).await;
                 let outcome = reply.said.as_ref().map(drop).map_err(Clone::clone);
-                self.renewed(reply.sent, reply.link.as_ref(), reply.said);
+                self.take_answer(reply.sent, reply.link.as_ref(), reply.said);
                 match outcome {
                     Err(error) if error.is_retryable() => sleep(pauses.next()).await,
                     outcome => return outcome,
@@ -372,6 +336,61 @@ impl Hold {
             sleep(pauses.next()).await;
         }
         Err(Error::Lost)
+    }
+}
+
+impl Renewed for Hold {
+    fn look(self: Arc<Self>, now: Moment) -> Option<(Cmd, Duration)> {
+        let mut state = self.state();
+        if state.end.is_some() {
+            return None;
+        }
+        let is_closed = Self::is_closed(&state);
+        let step = state.validity.next_step(&self.terms, is_closed, state.not_before, now);
+        let renewal = match step {
+            Step::Lose => {
+                drop(state);
+                self.end(End::Lost);
+                return None;
+            }
+            Step::Renew(lease) => {
+                let attempt = self.terms.attempt();
+                state.not_before = now.after(attempt.min(self.request.core.common.command_timeout));
+                Some((self.request.subject.renew(&self.tokens, lease), attempt))
+            }
+            Step::Sleep(_) => None,
+        };
+        self.look_again(&mut state, now);
+        renewal
+    }
+
+    fn look_if_bound(self: Arc<Self>) {
+        if self.terms.session_grace.is_some() {
+            self.look_again(&mut self.state(), self.request.core.now());
+        }
+    }
+
+    fn close(self: Arc<Self>) {
+        self.end(End::Closed);
+    }
+
+    fn slot(&self) -> Option<u16> {
+        self.request.slot
+    }
+
+    fn servers(&self) -> &dyn Servers {
+        &*self.request.core.servers
+    }
+
+    fn renewed(self: Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>) {
+        self.take_answer(sent, link, said);
+    }
+
+    fn renew_alone(self: Arc<Self>, command: Cmd, within: Duration) {
+        tokio::spawn(async move {
+            let reply = self.request.ask(&command, within).await;
+            self.take_answer(reply.sent, reply.link.as_ref(), reply.said);
+        });
     }
 }
 
@@ -566,5 +585,46 @@ impl Drop for Releasing {
                 }
             }
         }));
+    }
+}
+
+/// Registers a hold, so that the owner finds it.
+fn register(desks: &Desks, hold: &Arc<Hold>) {
+    for desk in desks.iter() {
+        let mut holds = desk.holds();
+        holds.retain(|hold| hold.strong_count() > 0);
+        let hold: Weak<Hold> = Arc::downgrade(hold);
+        holds.push(hold);
+    }
+}
+
+/// A re-entry: what the owner holds already of just these keys in this mode.
+///
+/// # Errors
+///
+/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the keys, or another number of permits.
+pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, Error> {
+    let mut found = None;
+    for desk in desks.iter() {
+        let holds: Vec<_> = desk.holds().iter().filter_map(Weak::upgrade).collect();
+        for hold in holds.into_iter().filter_map(|hold| hold.downcast::<Hold>().ok()) {
+            let present = &hold.request.subject;
+            let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
+            if is_other_mode || !hold.is_entered() {
+                continue;
+            }
+            if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
+                let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+                return Err(Error::Argument(format!(
+                    "owner holds {keys:?} with {} permits already; expected a request for the same, or another owner",
+                    present.permits
+                )));
+            }
+            found = Some(hold);
+        }
+    }
+    match found {
+        None => Ok(None),
+        Some(hold) => Held::again(&hold).map(Some),
     }
 }

@@ -16,9 +16,12 @@ mod guard;
 mod hold;
 mod identity;
 pub mod kinds;
+#[cfg(feature = "events")]
+mod listeners;
 mod lock;
 mod metrics;
 mod multi;
+mod node;
 mod observer;
 mod options;
 mod owners;
@@ -40,10 +43,12 @@ mod wire;
 pub use client::{Builder, Client};
 pub use error::Error;
 #[cfg(feature = "events")]
-pub use events::{Event, Events};
+pub use events::Events;
 pub use guard::{Detached, Guard};
 #[doc(no_inline)]
 pub use kinds::Kind;
+#[cfg(feature = "events")]
+pub use listeners::Event;
 pub use lock::{Lock, RwLock};
 pub use metrics::Metrics;
 pub use multi::{MultiGuard, MultiLock};

@@ -1,5 +1,6 @@
 //! What the requests of an owner that has a name share: they come one after the other, and find what it holds already.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,8 +8,6 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::sync::OwnedMutexGuard;
 
-use crate::Error;
-use crate::hold::{Held, Hold};
 use crate::wire::Subject;
 
 /// The desks in use.
@@ -21,7 +20,7 @@ type OwnerAndKey = (Vec<u8>, Vec<u8>);
 #[derive(Default)]
 pub(crate) struct Desk {
     turn: Arc<tokio::sync::Mutex<()>>,
-    holds: Mutex<Vec<Weak<Hold>>>,
+    holds: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
 }
 
 /// The desks of all keys of a request, in the order of the keys.
@@ -73,41 +72,9 @@ pub(crate) fn turn_from_now_on(desks: Desks) -> Pin<Box<dyn Future<Output = Turn
     }
 }
 
-/// Registers a hold, so that the owner finds it.
-pub(crate) fn register(desks: &[Arc<Desk>], hold: &Arc<Hold>) {
-    for desk in desks {
-        let mut holds = lock(&desk.holds);
-        holds.retain(|hold| hold.strong_count() > 0);
-        holds.push(Arc::downgrade(hold));
-    }
-}
-
-/// A re-entry: what the owner holds already of just these keys in this mode.
-///
-/// # Errors
-///
-/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the keys, or another number of permits.
-pub(crate) fn reenter(desks: &[Arc<Desk>], subject: &Subject) -> Result<Option<Held>, Error> {
-    let mut found = None;
-    for desk in desks {
-        for hold in lock(&desk.holds).iter().filter_map(Weak::upgrade) {
-            let present = &hold.request.subject;
-            let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
-            if is_other_mode || !hold.is_entered() {
-                continue;
-            }
-            if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
-                let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
-                return Err(Error::Argument(format!(
-                    "owner holds {keys:?} with {} permits already; expected a request for the same, or another owner",
-                    present.permits
-                )));
-            }
-            found = Some(hold);
-        }
-    }
-    match found {
-        None => Ok(None),
-        Some(hold) => Held::again(&hold).map(Some),
+impl Desk {
+    /// What the owner has of the key, as the module of holds has registered it.
+    pub(crate) fn holds(&self) -> MutexGuard<'_, Vec<Weak<dyn Any + Send + Sync>>> {
+        lock(&self.holds)
     }
 }

@@ -6,17 +6,39 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline};
+use redis::{Cmd, Pipeline, Value};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::Error;
 use crate::clock::Moment;
-use crate::hold::{End, Hold};
-use crate::transport::{Common, Node};
+use crate::node::{Node, Servers};
+use crate::transport::{Common, Link};
 
 /// Timers stand still while the machine is suspended, and tests move the clock: so often the task looks at it while there are holds.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// What is looked at when it is due: a hold.
+pub(crate) trait Renewed: Send + Sync {
+    /// Ends the belief, or asks for a renewal, and for how long that may take.
+    fn look(self: Arc<Self>, now: Moment) -> Option<(Cmd, Duration)>;
+
+    /// A connection has closed, to which it may be bound.
+    fn look_if_bound(self: Arc<Self>);
+
+    /// Its client is closed.
+    fn close(self: Arc<Self>);
+
+    fn slot(&self) -> Option<u16>;
+
+    fn servers(&self) -> &dyn Servers;
+
+    /// Takes the answer to a RENEW.
+    fn renewed(self: Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>);
+
+    /// Makes an attempt of its own, in the background.
+    fn renew_alone(self: Arc<Self>, command: Cmd, within: Duration);
+}
 
 /// Where a hold stands among those that are looked at.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +54,7 @@ pub(crate) struct Renewals {
 }
 
 struct Due {
-    holds: BTreeMap<Place, Arc<Hold>>,
+    holds: BTreeMap<Place, Arc<dyn Renewed>>,
     last_number: u64,
     /// When the task wakes.
     planned: Moment,
@@ -58,11 +80,11 @@ impl Renewals {
     }
 
     /// From now on the hold is looked at at this moment. Called with the hold's state locked, as `forget` is.
-    pub(crate) fn look_at(&self, hold: &Arc<Hold>, place: &mut Place, at: Moment) {
+    pub(crate) fn look_at(&self, hold: Arc<dyn Renewed>, place: &mut Place, at: Moment) {
         let mut due = self.lock();
         due.holds.remove(place);
         place.at = at;
-        due.holds.insert(*place, hold.clone());
+        due.holds.insert(*place, hold);
         if at < due.planned {
             due.planned = at;
             self.sooner.notify_one();
@@ -75,7 +97,7 @@ impl Renewals {
         drop(hold);
     }
 
-    fn all(&self) -> Vec<Arc<Hold>> {
+    fn all(&self) -> Vec<Arc<dyn Renewed>> {
         self.lock().holds.values().cloned().collect()
     }
 
@@ -89,7 +111,7 @@ impl Renewals {
     /// The client is closed.
     pub(crate) fn end_all(&self) {
         for hold in self.all() {
-            hold.end(End::Closed);
+            hold.close();
         }
     }
 
@@ -105,12 +127,12 @@ impl Renewals {
             let mut groups = HashMap::new();
             for hold in due.into_values() {
                 // Whoever is told of a loss may panic. That must not end the renewals of the others.
-                let renewal = catch_unwind(AssertUnwindSafe(|| hold.look(now)));
+                let renewal = catch_unwind(AssertUnwindSafe(|| hold.clone().look(now)));
                 if let Some((command, attempt)) = renewal.ok().flatten() {
-                    let node = hold.request.core.servers.known(hold.request.slot);
+                    let node = hold.servers().known(hold.slot());
                     // Attempts that may take about as long share a pipeline.
                     let length = attempt.as_micros().checked_ilog2();
-                    let slot = if node.is_some() { None } else { hold.request.slot };
+                    let slot = if node.is_some() { None } else { hold.slot() };
                     let group = (node.as_ref().map(|node| Arc::as_ptr(node).addr()), slot, length);
                     let (.., within, holds) = groups.entry(group).or_insert((node, attempt, Vec::new()));
                     *within = attempt.min(*within);
@@ -118,7 +140,7 @@ impl Renewals {
                 }
             }
             for (node, within, holds) in groups.into_values() {
-                tokio::spawn(renew(node, within.min(common.command_timeout), holds));
+                tokio::spawn(renew(common.clone(), node, within.min(common.command_timeout), holds));
             }
             let nap = {
                 let mut due = self.lock();
@@ -136,17 +158,15 @@ impl Renewals {
 }
 
 /// Makes one attempt to renew.
-async fn renew(node: Option<Arc<Node>>, within: Duration, holds: Vec<(Arc<Hold>, Cmd)>) {
-    let Some(first) = holds.first().map(|(hold, _)| hold.request.clone()) else { return };
+async fn renew(common: Arc<Common>, node: Option<Arc<Node>>, within: Duration, holds: Vec<(Arc<dyn Renewed>, Cmd)>) {
     if let (Some(node), true) = (node, holds.len() > 1) {
         let mut pipeline = Pipeline::with_capacity(holds.len());
         for (_, command) in &holds {
             pipeline.add_command(command.clone());
         }
-        let core = &first.core;
         let asking = async {
             let link = node.link().await?;
-            let sent = core.now();
+            let sent = common.clock.now();
             let answers = link.ask_all(&pipeline, within).await.inspect_err(|_| {
                 if link.is_silent_since(sent) {
                     node.abandon(&link);
@@ -157,8 +177,8 @@ async fn renew(node: Option<Arc<Node>>, within: Duration, holds: Vec<(Arc<Hold>,
         match timeout(within, asking).await.unwrap_or_else(|_| Err(Error::unavailable("no connection in time"))) {
             Ok((link, sent, answers)) => {
                 for ((hold, command), answer) in holds.into_iter().zip(answers) {
-                    if answer.as_ref().is_err_and(|error| core.servers.redirected(error, &link).is_some()) {
-                        tokio::spawn(async move { hold.renew_alone(&command, within).await });
+                    if answer.as_ref().is_err_and(|error| hold.servers().redirected(error, &link).is_some()) {
+                        hold.renew_alone(command, within);
                         continue;
                     }
                     if let Err(error) = &answer {
@@ -168,13 +188,13 @@ async fn renew(node: Option<Arc<Node>>, within: Duration, holds: Vec<(Arc<Hold>,
                 }
             }
             Err(error) => {
-                let now = core.now();
+                let now = common.clock.now();
                 holds.into_iter().for_each(|(hold, _)| hold.renewed(now, None, Err(error.clone())));
             }
         }
         return;
     }
     for (hold, command) in holds {
-        tokio::spawn(async move { hold.renew_alone(&command, within).await });
+        hold.renew_alone(command, within);
     }
 }

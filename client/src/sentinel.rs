@@ -10,7 +10,8 @@ use redis::{ConnectionInfo, Value};
 use crate::Error;
 use crate::client::{Builder, Client, at_address, reached};
 use crate::clock::Moment;
-use crate::transport::{Common, Hear, Link, Node, Single, Transport, connect_to};
+use crate::node::{Node, Single};
+use crate::transport::{Common, Hear, Link, Transport, connect_to};
 use crate::wire;
 
 /// How long the sentinels are left in peace after they were asked about a primary that refuses. Each time in a row it is twice as long, up

@@ -1,7 +1,7 @@
 //! The connection that the answers to waits come over: one for each server, with a channel, or in a cluster one for each slot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::oneshot;
@@ -9,11 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Error;
 use crate::identity::random_name;
-use crate::transport::{Common, Hear, Link, Node, Opens, Slot};
+use crate::transport::{Common, Hear, Link, Opens, Slot};
 use crate::wire::{self, Message, Subject};
-
-/// An id for a request that there is not.
-const NO_REQUEST: u64 = 1;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,7 +33,7 @@ struct Heard {
     /// By channel: cancelled when the server has ended the subscription.
     channels: Mutex<HashMap<Vec<u8>, CancellationToken>>,
     #[cfg(feature = "events")]
-    listeners: crate::events::Listeners,
+    listeners: crate::listeners::Listeners,
 }
 
 /// A request that waits for a message.
@@ -115,24 +112,22 @@ impl Drop for Letter {
 
 impl Subscriber {
     /// Connects by `open`.
-    pub(crate) async fn open<F>(node: &Arc<Node>, open: impl FnOnce(Hear) -> F) -> Result<Arc<Self>, Error>
+    pub(crate) async fn open<F>(common: &Arc<Common>, open: impl FnOnce(Hear) -> F) -> Result<Arc<Self>, Error>
     where
         F: Future<Output = Result<Link, Error>>,
     {
         let heard = Arc::<Heard>::default();
         let hears = heard.clone();
         let link = Arc::new(open(Arc::new(move |push| hears.hear(push))).await?);
-        let subscriber = Arc::new(Self {
-            common: node.common.clone(),
+        Ok(Arc::new(Self {
+            common: common.clone(),
             link,
             name: random_name(),
             heard,
             subscriptions: Mutex::default(),
             #[cfg(feature = "events")]
             follows: Mutex::default(),
-        });
-        tokio::spawn(watch(Arc::downgrade(&subscriber), Arc::downgrade(node)));
-        Ok(subscriber)
+        }))
     }
 
     /// The channel on which waits for keys of a slot are answered, when the server has confirmed it.
@@ -179,7 +174,8 @@ impl Subscriber {
         self.link.close();
     }
 
-    fn any_waiting(&self) -> Option<Subject> {
+    /// One of the requests that wait.
+    pub(crate) fn any_waiting(&self) -> Option<Subject> {
         lock(&self.heard.letters).values().next().map(|expected| expected.subject.clone())
     }
 }
@@ -192,7 +188,7 @@ impl Subscriber {
     }
 
     /// Follows what happens to a key.
-    pub(crate) async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<crate::events::Following, Error> {
+    pub(crate) async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<crate::listeners::Following, Error> {
         let following = self.heard.listeners.follow(&channel);
         let place = lock(&self.follows).entry(channel.clone()).or_default().clone();
         let subscriber = self.clone();
@@ -205,56 +201,15 @@ impl Subscriber {
         Ok(following)
     }
 
+    pub(crate) fn is_followed(&self) -> bool {
+        self.heard.listeners.are_followed()
+    }
+
     /// Ends the subscriptions that nobody follows any more.
-    async fn leave_idle(&self) {
+    pub(crate) async fn leave_idle(&self) {
         for channel in self.heard.listeners.take_idle() {
             lock(&self.follows).remove(&channel);
             drop(self.link.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), self.common.command_timeout).await);
         }
-    }
-}
-
-/// As long as a request waits, asks from time to time whether both connections of the server live: nothing else would tell. The one that
-/// commands share is asked for what changes nothing, and what the server refuses whenever it would refuse a grant.
-async fn watch(subscriber: Weak<Subscriber>, node: Weak<Node>) {
-    let Some(common) = subscriber.upgrade().map(|subscriber| subscriber.common.clone()) else { return };
-    let Some(closed) = subscriber.upgrade().map(|subscriber| subscriber.link.closed().clone()) else { return };
-    let _guard = closed.clone().drop_guard();
-    loop {
-        tokio::select! {
-            () = closed.cancelled() => return,
-            () = common.ended.cancelled() => return,
-            () = tokio::time::sleep(common.ping_after) => {}
-        }
-        let Some(subscriber) = subscriber.upgrade() else { return };
-        #[cfg(feature = "events")]
-        subscriber.leave_idle().await;
-        let waiting = subscriber.any_waiting();
-        #[cfg(feature = "events")]
-        let is_used = waiting.is_some() || subscriber.heard.listeners.are_followed();
-        #[cfg(not(feature = "events"))]
-        let is_used = waiting.is_some();
-        let pinging = async {
-            let ping = redis::cmd("PING");
-            if is_used
-                && subscriber.link.ask(&ping, common.command_timeout).await.is_err_and(|error| error.is_lost_reply())
-            {
-                subscriber.close();
-            }
-        };
-        let asking = async {
-            let (Some(subject), Some(node)) = (waiting, node.upgrade()) else { return };
-            let Some(link) = node.present() else { return };
-            let question = Subject { owner: random_name().into_bytes().into(), ..subject }.cancel(NO_REQUEST);
-            match link.ask(&question, common.command_timeout).await {
-                Err(error) if error.is_lost_reply() => {
-                    link.close();
-                    node.transport.doubt(&error);
-                }
-                Err(error) => node.heed(&error, &link),
-                Ok(_) => {}
-            }
-        };
-        tokio::join!(pinging, asking);
     }
 }

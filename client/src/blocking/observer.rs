@@ -9,7 +9,7 @@ use crate::blocking::driver::Interrupt;
 use crate::blocking::driver::On;
 use crate::blocking::same::waits;
 #[cfg(feature = "events")]
-use crate::events::Event;
+use crate::listeners::Event;
 use crate::observer::{Holder, Waiter};
 
 /// A look at one lock of any kind from outside, see [`crate::Observer`].
