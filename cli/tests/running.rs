@@ -165,7 +165,7 @@ fn a_note_goes_with_the_lock() {
     assert!(text(&seen.stdout).contains("build-7"), "{seen:?}");
     let refused = finish(&server, &format!("run k --note {} -- true", "n".repeat(257)));
     assert_eq!(refused.status.code(), Some(125));
-    assert!(text(&refused.stderr).ends_with("note has 257 bytes, and may have 0 to 256\n"), "{refused:?}");
+    assert!(text(&refused.stderr).ends_with("note has 257 bytes; expected 0 to 256\n"), "{refused:?}");
 }
 
 /// A parent that ignores it has the kernel forget how its children have ended.

@@ -384,10 +384,11 @@ impl Attempt {
                     return self.granted(tokens, &reply, Some(left));
                 }
                 Err(Error::Lost) => {
-                    // Of several keys some may be held still. The same number leaves those alone.
-                    if self.request.subject.family != Family::Many {
-                        self.used();
+                    // Of several keys some may be held still.
+                    if self.request.subject.family == Family::Many {
+                        self.request.release_each(&tokens).await;
                     }
+                    self.used();
                     return Ok(Step::Again { pauses: false });
                 }
                 Err(error) if error.is_retryable() && Instant::now() < until => sleep(pauses.next()).await,

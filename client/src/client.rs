@@ -259,6 +259,8 @@ impl Builder {
 
 /// A client whose server answers, so that a wrong address is an error when it connects.
 pub(crate) async fn reached(client: Client) -> Result<Client, Error> {
+    // Connecting may take longer than one command.
+    client.core.node(None).await?.link().await?;
     client.core.learn(None).await.map(|()| client)
 }
 

@@ -182,8 +182,8 @@ impl<K: Keepable> Guard<K> {
     /// # Errors
     ///
     /// As [`release`](Self::release). After [`Error::Lost`] the lock is not kept closed; after [`Error::Unavailable`] it may be.
-    /// [`Error::Argument`] if `keep` is not in its range, or if this is not the only guard of its hold: then it is released, and nothing
-    /// is kept closed.
+    /// [`Error::Argument`] if `keep` is not in its range, or if this is not the only guard of its hold, and [`Error::Refused`] with `ERR` if
+    /// another client holds in the name of its owner too: then it is released, and nothing is kept closed.
     pub async fn release_and_keep(self, keep: Duration) -> Result<(), Error> {
         check_span("keep", keep, Duration::ZERO)?;
         self.held.release(Some(keep)).await

@@ -556,6 +556,11 @@ impl Releasing {
             if error.ends_a_hold() {
                 return if is_done { Ok(()) } else { Err(Error::Lost) };
             }
+            if error.code() == "ERR" && self.keep.take().is_some() {
+                // Another client holds in the name of this owner too. One count less is what is left to be done.
+                self.id = None;
+                return Box::pin(self.ask()).await.and(Err(error));
+            }
             if !error.is_retryable() {
                 // A newer request of this owner has the hold.
                 return if error.code() == "STALE" { Ok(()) } else { Err(error) };

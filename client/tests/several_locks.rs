@@ -6,16 +6,6 @@ use rlock_client::Error;
 
 use crate::support::Server;
 use crate::thief::{Thief, give_up_when, holds, use_once};
-use crate::{command_stat, eventually};
-
-/// The next answer is lost, and then `l`, which a stranger has.
-fn lose_one_with_the_next_answer(thief: &Thief, server: &Server) {
-    let mut operator = server.client();
-    thief.steal_next_and(move || {
-        operator.call("RLOCK.FORCERELEASE l");
-        operator.call("RLOCK.ACQUIRE l stranger PX 600000");
-    });
-}
 
 #[tokio::test]
 async fn several_locks_that_are_given_up_before_their_owner_acquires_one_leave_it_free_in_the_end() {
@@ -50,8 +40,8 @@ async fn several_locks_of_which_one_is_written_over_or_forbidden_meanwhile_are_n
                 _ => all.acquire().await.map(drop),
             };
             let is_refused = match &outcome {
-                Err(Error::Refused { code, .. }) => code == "WRONGTYPE",
-                other => matches!(other, Err(Error::Refused { .. })),
+                Err(Error::Refused { code, .. }) => ["WRONGTYPE", "NOPERM"].contains(&code.as_str()),
+                _ => false,
             };
             assert!(is_refused, "{deed}, {way}: {outcome:?}");
             client.close().await.expect("it is tidied up");
@@ -72,24 +62,4 @@ async fn several_locks_of_which_one_is_forbidden_or_written_over_are_released() 
         client.close().await.expect("it is tidied up");
         assert_eq!(holds(&server), 0, "{deed}");
     }
-}
-
-/// One is lost with the answer, and then the memory is full, so that the other one cannot be asked for.
-#[tokio::test]
-async fn several_locks_that_are_taken_back_one_by_one_outlast_a_full_memory() {
-    let server = Server::start();
-    let thief = Thief::before(&server).await;
-    let client = thief.client().await;
-    use_once(&client).await;
-    let all = client.multi_lock(["k", "l"]).fixed_lease(Duration::from_secs(3600));
-    lose_one_with_the_next_answer(&thief, &server);
-    let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
-    eventually(|| server.client().waiting_owners("l").len() == 1).await;
-    let asked = || command_stat(&server, "RLOCK.MACQUIRE", "rejected_calls");
-    assert_eq!(server.client().call("CONFIG SET maxmemory 1"), "OK");
-    waiting.abort();
-    eventually(|| asked() > 0).await;
-    server.client().call("CONFIG SET maxmemory 0");
-    client.close().await.expect("it is tidied up");
-    assert_eq!(holds(&server), 0);
 }

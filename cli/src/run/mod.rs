@@ -171,6 +171,10 @@ async fn give_back<K: Kind>(
             Err(Failure::new(LOST, format!("the lock {name} was lost while the command ran")))
         }
         Ok(Ok(()) | Err(Error::Lost)) => Ok(()),
+        Ok(Err(Error::Refused { code, message })) if code == "ERR" && !keep.is_zero() => {
+            complain(&format!("{name} was released, and is not kept closed: {message}"));
+            Ok(())
+        }
         Ok(Err(error)) => {
             complain(&format!("{name} was not released, and ends with its lease: {error}"));
             Ok(())
