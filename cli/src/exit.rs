@@ -118,17 +118,14 @@ impl Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match &error {
-            Error::Server { code, message } => Self::refused(&format!("{code} {message}")),
-            Error::NoModule(_) => Self::new(REFUSED, NO_MODULE),
-            Error::Permission(_) | Error::Deadlock(_) | Error::NoSemaphore | Error::TooManyWaiters(_) => {
-                Self::new(REFUSED, error.to_string())
-            }
-            Error::Connection { cause, .. } => match refusal(cause) {
-                Some(text) => Self::refused(&text),
-                None => Self::new(UNREACHABLE, error.to_string()),
-            },
+            Error::ModuleMissing(_) => Self::new(REFUSED, NO_MODULE),
+            Error::Refused { code, message } => Self::refused(&format!("{code} {message}")),
+            // A server that answers was reached.
+            Error::Unavailable { code, message, .. } if !code.is_empty() => Self::refused(&format!("{code} {message}")),
+            Error::Unavailable { .. } => Self::new(UNREACHABLE, error.to_string()),
+            Error::Deadlock(_) | Error::ModuleTooOld(_) => Self::new(REFUSED, error.to_string()),
             Error::Timeout => Self::new(TIMED_OUT, error.to_string()),
-            Error::NotHeld => Self::new(LOST, error.to_string()),
+            Error::Lost => Self::new(LOST, error.to_string()),
             _ => Self::new(FAILED, error.to_string()),
         }
     }

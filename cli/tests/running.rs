@@ -215,7 +215,7 @@ fn note_is_stored_with_the_hold() {
     assert!(text(&seen.stdout).contains("build-7"), "{seen:?}");
     let refused = finish(&server, &format!("run k --note {} -- true", "n".repeat(257)));
     assert_eq!(refused.status.code(), Some(125));
-    assert!(text(&refused.stderr).ends_with("note has 257 bytes, and may have 0 to 256\n"), "{refused:?}");
+    assert!(text(&refused.stderr).ends_with("note has 257 bytes; expected 0 to 256\n"), "{refused:?}");
 }
 
 /// If the parent ignores SIGCHLD, the kernel discards the exit status of child processes.

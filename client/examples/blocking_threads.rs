@@ -28,7 +28,7 @@ fn work(client: &Client, counter: &AtomicU32) -> Result<(), Error> {
     let guard = client.lock("example:threads").acquire()?;
     for _ in 0..STEPS {
         if !guard.is_held() {
-            return Err(Error::NotHeld);
+            return Err(Error::Lost);
         }
         // Two steps that others must not come between.
         let value = counter.load(Ordering::Relaxed);

@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let store = Store::open(folder)?;
     let client = Client::connect(&url).await?;
-    let guard = client.lock("example:fencing").lease(LEASE).renewing(true).acquire().await?;
+    let guard = client.lock("example:fencing").lease(LEASE).acquire().await?;
     let token = guard.token();
     println!("holds with token {token}");
     for number in 1..=STEPS {

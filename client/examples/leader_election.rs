@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         biased;
         () = guard.lost() => {
             println!("{name} leads no more");
-            return Err(Error::NotHeld.into());
+            return Err(Error::Lost.into());
         }
         () = lead(term) => {}
     }

@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // One that is down is left out for the moment, and tried again at the next acquisition.
-    let options = Client::builder().retry_for(Duration::from_secs(1));
+    let options = Client::builder().command_timeout(Duration::from_secs(1));
     let quorum = Quorum::connect(&options, &urls)?;
     let guard = quorum.lock("example:quorum").acquire_timeout(Duration::from_secs(10)).await?;
     println!("held on a majority of {} servers, token {}", urls.len(), guard.token());

@@ -18,12 +18,18 @@ mod driver;
 mod guards;
 mod locks;
 mod observer;
+#[cfg(feature = "quorum")]
 mod quorum;
 mod same;
 
 pub use client::Client;
 pub use driver::Interrupt;
-pub use guards::{Guard, MultiGuard, QuorumGuard};
+#[cfg(feature = "quorum")]
+pub use guards::QuorumGuard;
+pub use guards::{Guard, MultiGuard};
 pub use locks::{Drain, Lock, MultiLock, RwLock, Semaphore};
-pub use observer::{Events, Observer};
+#[cfg(feature = "events")]
+pub use observer::Events;
+pub use observer::Observer;
+#[cfg(feature = "quorum")]
 pub use quorum::{Quorum, QuorumLock, QuorumRwLock};

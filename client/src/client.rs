@@ -1,72 +1,48 @@
-//! The client: how to connect, and what all its handles share. The handles add what makes them, each in its own file.
+//! The client: how to connect.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
+#[cfg(any(feature = "cluster", feature = "sentinel", feature = "tls-rustls", feature = "tls-native-tls"))]
 use redis::ConnectionAddr;
-use redis::{Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, RedisError};
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use crate::Error;
-use crate::clock::Moment;
-use crate::home::Home;
+use crate::clock::Clock;
+use crate::core::Core;
 use crate::metrics::{Meter, Metrics};
-use crate::servers::{Servers, Topology};
-use crate::shared::{Settings, Shared};
-use crate::wire;
+use crate::node::{Node, Servers, Single};
+use crate::renewal::Renewals;
+use crate::transport::{Common, Direct};
 
-/// How soon a silent connection may be asked whether it lives: what is set looks after every connection once in that time.
+/// How often a silent connection is pinged at most.
 const SHORTEST_PING_AFTER: Duration = Duration::from_millis(10);
 
-/// A connection to the place where the locks are: one server, a master under Sentinel, or a cluster. Cloning it is cheap and shares
+/// A connection to the place where the locks are: one server, a primary under Sentinel, or a cluster. Cloning it is cheap and shares
 /// everything.
 ///
-/// All commands share one connection (per node of a cluster), made anew when it was lost. Waiting needs no further one.
+/// All commands share one connection (per node of a cluster), and a second one is made at the first wait, for messages. Both are made anew
+/// when they are lost.
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) core: Arc<Core>,
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("name", &self.shared.place().0).finish_non_exhaustive()
+        f.debug_struct("Client").field("name", &self.core.place().0).finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// A server without the module, or with one that is too old, is an error here, and not at the first lock. Whoever may not ask is not told.
-    async fn check_module(&self) -> Result<(), Error> {
-        // The first is as old as the module, the last came with what this crate needs.
-        const COMMANDS: [&str; 2] = ["RLOCK.ACQUIRE", "RLOCK.CANCEL"];
-        let known = self.ask_once(redis::cmd("COMMAND").arg("INFO").arg(&COMMANDS)).await;
-        let Some(Value::Array(known)) = known else { return Ok(()) };
-        match known.iter().zip(COMMANDS).find(|(info, _)| matches!(info, Value::Nil)) {
-            None => Ok(()),
-            Some((_, missing)) if missing == COMMANDS[0] => Err(Error::NoModule(format!("it knows no {missing}"))),
-            Some((_, missing)) => {
-                let listed = self.ask_once(redis::cmd("MODULE").arg("LIST")).await;
-                let version =
-                    listed.as_ref().and_then(wire::module_version).unwrap_or_else(|| "an older one".to_owned());
-                Err(Error::NoModule(format!("it has {version}, which knows no {missing}")))
-            }
-        }
-    }
-
-    /// What a server answers. `None` if it does not, or refuses.
-    async fn ask_once(&self, question: &Cmd) -> Option<Value> {
-        let shared = &self.shared;
-        let slot = shared.servers.is_cluster().then_some(0);
-        let give_up = Moment::now().after(shared.settings.response_timeout);
-        let answered = shared.servers.call(slot, question, shared.settings.response_timeout, give_up).await;
-        answered.ok()?.said.ok()
-    }
-
     /// Connects to one server, `redis://[user:password@]host[:port][/db]`, with the default options.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address cannot be read, [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has
-    /// not loaded the module.
+    /// [`Error::Argument`] if the address cannot be read, [`Error::Unavailable`] if no server answers there, [`Error::ModuleMissing`] if it
+    /// has not loaded the module.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().connect(url).await
     }
@@ -76,10 +52,19 @@ impl Client {
         Builder::default()
     }
 
-    /// Ends what waits, and waits until everything is released that guards and futures have left behind when they were dropped: for at
-    /// most [`Builder::response_timeout`]. The last thing to do before the runtime ends, which ends all that is still under way.
+    /// A client that sends its commands over a `ConnectionManager` of the application. Messages need a connection of their own, which is
+    /// made at the first wait by `client`, the one that made the manager. Must be called inside a tokio runtime.
     ///
-    /// From then on nothing is acquired, and those who wait get [`Error::Closed`]. Guards that live go on renewing and can be released.
+    /// redis-rs 1.8 does not connect anew after a late reply of a manager, and the client cannot see which connection it uses, so
+    /// [`session_grace`](crate::Lock::session_grace) is refused.
+    #[cfg(feature = "connection-manager")]
+    pub fn from_connection_manager(manager: redis::aio::ConnectionManager, client: &redis::Client) -> Self {
+        Builder::default().over_connection_manager(manager, client)
+    }
+
+    /// Ends all waits with [`Error::Closed`], ends and releases all holds, and waits until these releases and what is settled in the
+    /// background have been answered: for at most 5 s, or [`Builder::command_timeout`] if that is shorter. Then it closes its connections.
+    /// Call it before the runtime ends.
     ///
     /// # Cancel safety
     ///
@@ -87,33 +72,38 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::LeftBehind`] if not everything was released in that time; the rest is tried further.
+    /// [`Error::LeftBehind`] if not everything was answered in that time; the rest is tried further.
     pub async fn close(&self) -> Result<(), Error> {
-        self.shared.home.close(self.shared.settings.response_timeout).await
+        self.core.close().await
     }
 }
 
 /// Options of a [`Client`].
 #[derive(Clone, Debug)]
 pub struct Builder {
-    settings: Settings,
+    config: AsyncConnectionConfig,
     connect_timeout: Duration,
+    command_timeout: Duration,
+    ping_after: Duration,
+    name: Option<String>,
+    meter: Meter,
+    clock: Clock,
     #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
     certificates: Option<redis::TlsCertificates>,
 }
 
 impl Default for Builder {
     fn default() -> Self {
-        let settings = Settings {
-            response_timeout: Duration::from_secs(5),
-            retry_for: Duration::from_secs(30),
-            ping_after: Duration::from_secs(5),
+        let five_seconds = Duration::from_secs(5);
+        Self {
+            // Enough for the requests of many tasks.
+            config: AsyncConnectionConfig::new().set_pipeline_buffer_size(1000),
+            connect_timeout: five_seconds,
+            command_timeout: five_seconds,
+            ping_after: five_seconds,
             name: None,
             meter: Meter::default(),
-        };
-        Self {
-            settings,
-            connect_timeout: Duration::from_secs(5),
+            clock: Clock::default(),
             #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
             certificates: None,
         }
@@ -121,11 +111,11 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// How long a connection may owe an answer, other than to a request that waits, without any answer over it, before it counts as
-    /// dead. Default: 5 s.
+    /// How long one command may take, and how long a try, a request about a semaphore or a look at a lock is repeated. A connection over
+    /// which nothing comes for so long is replaced. Default: 5 s.
     #[must_use]
-    pub fn response_timeout(mut self, timeout: Duration) -> Self {
-        self.settings.response_timeout = timeout;
+    pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.command_timeout = timeout;
         self
     }
 
@@ -136,35 +126,42 @@ impl Builder {
         self
     }
 
-    /// How long a request is sent again while no server answers it: through a restart or a failover. For so long, and for half a second at
-    /// least, it waits for a connection. Default: 30 s.
-    #[must_use]
-    pub fn retry_for(mut self, span: Duration) -> Self {
-        self.settings.retry_for = span;
-        self
-    }
-
-    /// A connection on which somebody waits, or follows what happens, is silent, and may have died silently, or its server may serve nobody any more.
-    /// After so long it is asked whether it lives; then it counts as dead if no answer at all comes over it for
-    /// [`connect_timeout`](Self::connect_timeout). Default: 5 s; less than 10 ms is 10 ms.
+    /// While a request waits, its connections are silent, and may have died silently. So often they are pinged. Default: 5 s; less than
+    /// 10 ms is 10 ms.
     #[must_use]
     pub fn ping_after(mut self, span: Duration) -> Self {
-        self.settings.ping_after = span.max(SHORTEST_PING_AFTER);
+        self.ping_after = span.max(SHORTEST_PING_AFTER);
         self
     }
 
-    /// A name for the place where the locks are. [`MultiLock`](crate::MultiLock) goes through several places in the order of their names, so all processes must
-    /// use the same ones. Default: made from the addresses.
+    /// What redis-rs can be told of a connection: a resolver of names, the size of buffers, and with the feature `credentials-provider` a
+    /// provider of credentials. Its timeouts and its push sender are those of this crate.
+    #[must_use]
+    pub fn connection_config(mut self, config: AsyncConnectionConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// A name for the place where the locks are. [`MultiLock`](crate::MultiLock) goes through several places in the order of their names, so
+    /// all processes must use the same ones. Default: made from the addresses.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.settings.name = Some(name.into());
+        self.name = Some(name.into());
         self
     }
 
-    /// Who hears of what happens to the locks of this client. Default: nobody.
+    /// What counts what happens to the locks of this client. Default: nothing.
     #[must_use]
     pub fn metrics(mut self, metrics: Arc<dyn Metrics>) -> Self {
-        self.settings.meter = Meter(metrics);
+        self.meter = Meter(metrics);
+        self
+    }
+
+    /// The clock that leases are counted on, as the time since any moment. It is for tests. It must not go back; timers look at it at least
+    /// once a second. Default: one that never steps and goes on while the machine is suspended.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        self.clock = Clock(Some(Arc::new(clock)));
         self
     }
 
@@ -181,20 +178,20 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address cannot be read, [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has
-    /// not loaded the module.
+    /// [`Error::Argument`] if the address cannot be read, [`Error::Unavailable`] if no server answers there, [`Error::ModuleMissing`] if it
+    /// has not loaded the module.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
         let info = self.parse("url", url)?;
-        self.with(Topology::Standalone(info)).await
+        self.connect_to(info).await
     }
 
-    /// Connects to one server by all that redis-rs can say about one, such as certificates of both sides. See [`crate::redis`].
+    /// Connects to one server by all that redis-rs can say about one, such as that of a [`redis::Client`]: its `get_connection_info()`.
     ///
     /// # Errors
     ///
-    /// [`Error::Connection`] if nobody answers there, [`Error::NoModule`] if the server has not loaded the module, or one that is too old.
+    /// [`Error::Unavailable`] if no server answers there, [`Error::ModuleMissing`] if it has not loaded the module.
     pub async fn connect_to(self, server: ConnectionInfo) -> Result<Client, Error> {
-        self.with(Topology::Standalone(server)).await
+        reached(self.over(server)).await
     }
 
     /// A client of one server that connects when it is first used, so the server may be down now. Must be called inside a tokio runtime.
@@ -204,51 +201,45 @@ impl Builder {
     /// [`Error::Argument`] if the address cannot be read.
     pub fn connect_later(self, url: &str) -> Result<Client, Error> {
         let info = self.parse("url", url)?;
-        Ok(self.over(Topology::Standalone(info)))
+        Ok(self.over(info))
     }
 
-    /// Connects to the master that Sentinel knows under a name, and follows it after a failover. Each URL is that of a sentinel. `settings`
-    /// is a URL with the user, password and database of the *master*; its address is not used.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if an address cannot be read, [`Error::Connection`] if no sentinel names a master that answers.
-    pub async fn connect_sentinel(self, sentinels: &[&str], master: &str, settings: &str) -> Result<Client, Error> {
-        let sentinels = sentinels.iter().map(|url| self.parse("sentinels", url)).collect::<Result<_, _>>()?;
-        let settings = self.parse("settings", settings)?;
-        self.with(Topology::Sentinel { sentinels, master: master.to_owned(), settings }).await
+    /// As [`Client::from_connection_manager`], with these options.
+    #[cfg(feature = "connection-manager")]
+    pub fn over_connection_manager(self, manager: redis::aio::ConnectionManager, client: &redis::Client) -> Client {
+        let info = client.get_connection_info().clone();
+        let name = name_of(&info);
+        self.build(|common| {
+            Box::new(Single { name, node: Node::new(crate::transport::Managed { manager, info }, common) })
+        })
     }
 
-    /// Connects to a cluster, some of whose nodes are named. The first URL also has the user and password for all.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if an address cannot be read, [`Error::Connection`] if no node answers.
-    pub async fn connect_cluster(self, nodes: &[&str]) -> Result<Client, Error> {
-        let nodes = nodes.iter().map(|url| self.parse("nodes", url)).collect::<Result<_, _>>()?;
-        self.with(Topology::Cluster(nodes)).await
+    fn over(self, info: ConnectionInfo) -> Client {
+        let name = name_of(&info);
+        self.build(|common| Box::new(Single { name, node: Node::new(Direct(info), common) }))
     }
 
-    async fn with(self, topology: Topology) -> Result<Client, Error> {
-        let client = self.over(topology);
-        // So that a wrong address is an error here, and not later somewhere else.
-        let started = Moment::now();
-        let failed = |cause| Error::Connection { tried_for: started.until(Moment::now()), cause };
-        client.shared.servers.reach().await.map_err(failed)?;
-        client.check_module().await?;
-        Ok(client)
-    }
-
-    fn over(self, topology: Topology) -> Client {
-        #[cfg(feature = "tls-rustls")]
-        choose_cryptography();
-        let home = Arc::new(Home::here());
-        let servers = Servers::new(topology, self.connect_timeout, self.settings.ping_after, home.clone());
-        Client { shared: Shared::new(servers, self.settings, home) }
+    /// Makes a client of servers. Its tasks run on the present runtime.
+    pub(crate) fn build(self, servers: impl FnOnce(&Arc<Common>) -> Box<dyn Servers>) -> Client {
+        let renewals = Arc::new(Renewals::default());
+        let told = renewals.clone();
+        let common = Arc::new(Common {
+            home: Handle::current(),
+            config: self.config,
+            connect_timeout: self.connect_timeout,
+            command_timeout: self.command_timeout,
+            ping_after: self.ping_after,
+            clock: self.clock,
+            on_close: Box::new(move || told.connection_closed()),
+            ended: CancellationToken::new(),
+        });
+        drop(common.home.spawn(renewals.clone().run(common.clone())));
+        let servers = servers(&common);
+        Client { core: Core::new(common, servers, self.name, self.meter, renewals) }
     }
 
     /// Reads an address. An error does not repeat it: it may have a password in it.
-    fn parse(&self, argument: &str, url: &str) -> Result<ConnectionInfo, Error> {
+    pub(crate) fn parse(&self, argument: &str, url: &str) -> Result<ConnectionInfo, Error> {
         let without_tls = !cfg!(any(feature = "tls-rustls", feature = "tls-native-tls"));
         if without_tls && url.starts_with("rediss:") {
             let features = "the feature tls-rustls or tls-native-tls of rlock-client";
@@ -266,34 +257,37 @@ impl Builder {
     }
 }
 
-/// Without a choice rustls panics when more than one cryptography is linked to the program.
-#[cfg(feature = "tls-rustls")]
-fn choose_cryptography() {
-    if rustls::crypto::CryptoProvider::get_default().is_none() {
-        // Somebody else may have been faster, who is right as well.
-        drop(rustls::crypto::ring::default_provider().install_default());
-    }
+/// A client whose server answers, so that a wrong address is an error when it connects.
+pub(crate) async fn reached(client: Client) -> Result<Client, Error> {
+    // Connecting may take longer than one command.
+    client.core.node(None).await?.link().await?;
+    client.core.learn(None).await.map(|()| client)
+}
+
+fn name_of(info: &ConnectionInfo) -> String {
+    format!("{}/{}", info.addr(), info.redis_settings().db())
+}
+
+/// The same way to talk, to another address.
+#[cfg(any(feature = "cluster", feature = "sentinel"))]
+pub(crate) fn at_address(settings: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
+    let addr = match settings.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host.to_owned(), port),
+    };
+    settings.clone().set_addr(addr)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Whoever looks after a connection without any pause does nothing else.
     #[test]
-    fn a_connection_is_never_looked_after_without_a_pause() {
-        let ping_after = |span| Client::builder().ping_after(span).settings.ping_after;
+    fn connection_is_never_pinged_without_a_pause() {
+        let ping_after = |span| Client::builder().ping_after(span).ping_after;
         assert_eq!(ping_after(Duration::ZERO), Duration::from_millis(10));
         assert_eq!(ping_after(Duration::from_secs(7)), Duration::from_secs(7));
-    }
-
-    #[test]
-    fn each_option_is_kept_beside_the_others() {
-        let [response, retry, ping, connect] = [1, 2, 3, 4].map(Duration::from_secs);
-        let one = Client::builder().retry_for(retry).ping_after(ping);
-        let builder = one.response_timeout(response).connect_timeout(connect).name("here");
-        let settings = &builder.settings;
-        assert_eq!((settings.response_timeout, settings.retry_for, settings.ping_after), (response, retry, ping));
-        assert_eq!((builder.connect_timeout, settings.name.as_deref()), (connect, Some("here")));
     }
 }

@@ -2,17 +2,10 @@
 //!
 //! `Instant` stands still during a suspend on Linux, so a hold would look valid for as long as the machine has slept.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
-
-#[cfg(any(target_os = "linux", target_os = "android"))]
-const CLOCK: ClockId = ClockId::Boottime;
-// Where there is no such clock, the monotonic one is the nearest; on macOS it counts through sleep.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-const CLOCK: ClockId = ClockId::Monotonic;
-
-/// A point in time, in microseconds since the machine's start. Only differences mean something, and only in this process.
+/// A point in time, in microseconds. Only differences mean something, and only on the clock of one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
@@ -20,17 +13,12 @@ impl Moment {
     /// A moment that does not come.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
-    /// Now.
-    pub(crate) fn now() -> Self {
-        let Timespec { tv_sec, tv_nsec } = clock_gettime(CLOCK);
-        let seconds = u64::try_from(tv_sec).unwrap_or(0);
-        Self(seconds.saturating_mul(1_000_000).saturating_add(u64::try_from(tv_nsec).unwrap_or(0) / 1000))
-    }
-
-    /// For tests.
-    #[cfg(test)]
     pub(crate) const fn from_us(us: u64) -> Self {
         Self(us)
+    }
+
+    pub(crate) const fn as_us(self) -> u64 {
+        self.0
     }
 
     /// The moment that is `duration` later.
@@ -38,16 +26,56 @@ impl Moment {
         Self(self.0.saturating_add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// The last moment before this one, or this one, that is a multiple of some span: what is not in a hurry comes together there.
+    /// The time from this moment to `later`; zero if that has passed.
+    pub(crate) fn until(self, later: Self) -> Duration {
+        Duration::from_micros(later.0.saturating_sub(self.0))
+    }
+
+    /// The last multiple of `span` that is not after this moment.
     pub(crate) fn rounded_down(self, span: Duration) -> Self {
         let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX).max(1);
         Self(self.0 - self.0 % span_us)
     }
+}
 
-    /// How long it is from now to `later`; zero if that is over.
-    pub(crate) fn until(self, later: Self) -> Duration {
-        Duration::from_micros(later.0.saturating_sub(self.0))
+/// The clock that the leases of a client are counted on.
+#[derive(Clone, Default)]
+pub(crate) struct Clock(pub(crate) Option<Arc<dyn Fn() -> Duration + Send + Sync>>);
+
+impl std::fmt::Debug for Clock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Clock")
     }
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> Moment {
+        let elapsed = self.0.as_ref().map_or_else(system, |injected| injected());
+        Moment(u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn system() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+/// The larger advance of the monotonic and the wall clock: the monotonic one may stand still during a suspend, and the wall clock may
+/// be set back.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn system() -> Duration {
+    use std::sync::{Mutex, PoisonError};
+    use std::time::{Instant, SystemTime};
+
+    static LAST: Mutex<Option<(Instant, SystemTime, Duration)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let (steady, wall) = (Instant::now(), SystemTime::now());
+    let elapsed = last.map_or(Duration::ZERO, |(last_steady, last_wall, elapsed)| {
+        elapsed + (steady - last_steady).max(wall.duration_since(last_wall).unwrap_or_default())
+    });
+    *last = Some((steady, wall, elapsed));
+    elapsed
 }
 
 #[cfg(test)]
@@ -57,14 +85,14 @@ mod tests {
 
     #[test]
     fn moments_are_as_far_apart_as_time_says() {
-        let rounding = Duration::from_micros(2);
+        let (clock, rounding) = (Clock::default(), Duration::from_micros(2));
         for _ in 0..3 {
             let outer = Instant::now();
-            let began = Moment::now();
+            let began = clock.now();
             let inner = Instant::now();
             std::thread::sleep(Duration::from_millis(30));
             let least = inner.elapsed();
-            let passed = began.until(Moment::now());
+            let passed = began.until(clock.now());
             assert!(passed + rounding >= least && passed <= outer.elapsed() + rounding, "{passed:?} for {least:?}");
         }
     }

@@ -2,130 +2,207 @@
 
 use std::time::Duration;
 
-/// Why a request was not done. Nothing is held on behalf of a request that failed, and what it may have left on the server is taken back in
-/// the background.
-#[derive(Clone, Debug, thiserror::Error)]
+use redis::{ErrorKind, RedisError, Value};
+
+/// Why a request was not done. Nothing is held on behalf of a request that failed: the client takes back in the background what the
+/// request may have left on the server.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock was not granted in the time that was given.
-    #[error("the lock was not granted in time")]
+    /// The lock was not granted within the timeout.
+    #[error("timed out waiting for the lock")]
     Timeout,
-    /// The hold is gone: its lease or session ended, or somebody took it away. Its holder must not act on it any more.
-    #[error("the lock is not held any more: its lease or session has ended, or it was taken away")]
-    NotHeld,
+    /// The hold ended before its release: its lease or session expired, or an operator took it away. Its holder must not act on it any
+    /// more.
+    #[error("the lock was lost: its lease or session has expired, or it was taken away")]
+    Lost,
     /// Waiting would close a circle of owners that wait for each other. The text names the circle.
     #[error("waiting would be a deadlock: {0}")]
     Deadlock(String),
-    /// Fewer replicas than asked for acknowledged the grant, so it was given back.
+    /// A newer request of the same owner ended this one. An owner stands for one thread of control: name different ones differently with
+    /// [`Lock::owner`](crate::Lock::owner).
+    #[error("superseded by a newer request of the same owner")]
+    Superseded,
+    /// The server does not know the commands of the module.
+    #[error("the server has not loaded the module rlock: {0}")]
+    ModuleMissing(String),
+    /// The module of the server does not know an option that this client needs.
+    #[error("the module rlock of the server is too old: {0}")]
+    ModuleTooOld(String),
+    /// The client was [closed](crate::Client::close), or the runtime that it was made on has ended.
+    #[error("the client is closed, or its runtime has ended")]
+    Closed,
+    /// The server could not be reached, or does not serve at present. The same request may succeed later.
+    #[error("unavailable: {code}{}{message}", if code.is_empty() { "" } else { " " })]
+    Unavailable {
+        /// The first word of the server's error, such as `LOADING`; empty if there was no answer.
+        code: String,
+        /// The rest of it, or what happened to the connection.
+        message: String,
+        /// The time after which the server expects to serve again, if it says so.
+        retry_after: Option<Duration>,
+    },
+    /// The server refused, and would refuse the same request again.
+    #[error("the server refused: {code} {message}")]
+    Refused {
+        /// The first word of the server's error, such as `WRONGTYPE`.
+        code: String,
+        /// The rest of it.
+        message: String,
+    },
+    /// Fewer replicas than wanted acknowledged the grant, so the client gave it back.
     #[error("{acknowledged} of {wanted} replicas acknowledged the grant, which was given back")]
     Replicas {
-        /// How many were asked for.
+        /// How many were wanted.
         wanted: u32,
         /// How many acknowledged.
         acknowledged: u32,
     },
-    /// There is no semaphore under this key: [`Semaphore::init`](crate::Semaphore::init) makes one.
-    #[error("there is no semaphore under this key; Semaphore::init makes one")]
-    NoSemaphore,
-    /// The server has as many waiters as it may have; its text names the setting.
-    #[error("too many waiters: {0}")]
-    TooManyWaiters(String),
-    /// An argument cannot be sent: which one, and what it may be.
+    /// An argument, with the value received and what is accepted.
     #[error("invalid argument: {0}")]
     Argument(String),
-    /// Fewer than a majority of the servers granted; what was granted was given back.
-    #[error("{granted} of {servers} servers granted, which is no majority; it was given back")]
+    /// Fewer than a majority of the servers granted the lock, so the client gave it back.
+    #[cfg(feature = "quorum")]
+    #[error("{granted} of {servers} servers granted the lock, which is no majority; it was given back")]
     NoQuorum {
         /// How many granted in time.
         granted: usize,
         /// How many there are.
         servers: usize,
     },
-    /// The server does not know the commands of the module: it has not loaded it, or a version that is too old. The text says which.
-    #[error("the server has not loaded the module rlock that this client needs: {0}")]
-    NoModule(String),
-    /// The user may not use this command or key; the text says which.
-    #[error("the user has no permission: {0}")]
-    Permission(String),
-    /// The server does not tell what happens to locks: `notify-keyspace-events` needs `K` and `d`, and the user the permission for `CONFIG GET` and
-    /// for channels `__keyspace@*`.
-    #[error(
-        "the server does not tell what happens to locks: notify-keyspace-events needs K and d, and the user CONFIG GET and channels __keyspace@*"
-    )]
+    /// The server does not publish events of locks: `notify-keyspace-events` needs `K` and `d`.
+    #[cfg(feature = "events")]
+    #[error("the server publishes no events of locks: notify-keyspace-events needs K and d")]
     NoEvents,
-    /// A wait of a thread was [interrupted](crate::blocking::Interrupt).
+    /// Another thread [interrupted](crate::blocking::Interrupt) the wait.
+    #[cfg(feature = "blocking")]
     #[error("the wait was interrupted")]
     Interrupted,
-    /// The server refused for another reason.
-    #[error("the server refused: {code} {message}")]
-    Server {
-        /// The first word of the server's error, such as `WRONGTYPE`.
-        code: String,
-        /// The rest of it.
-        message: String,
-    },
-    /// The server could not be reached, or gave no usable answer, for as long as requests are retried.
-    #[error("no usable connection for {tried_for:?}: {cause}")]
-    Connection {
-        /// How long it was tried.
-        tried_for: Duration,
-        /// The last failure; its type is that of [`crate::redis`].
-        #[source]
-        cause: redis::RedisError,
-    },
-    /// Another request in the name of the same owner, from another client or for another set of keys, has come in between. An owner stands for one
-    /// thread of control: use [`Lock::owner`](crate::Lock::owner) with different names for different ones.
-    #[error("another request of the same owner has taken the place of this one")]
-    Superseded,
-    /// The runtime on which the client was made has ended, and with it what renews locks. Make clients on a runtime that lives as long
-    /// as they do.
-    #[error(
-        "the runtime on which this client was made has ended; a client has to be made on one that lives as long as it does"
-    )]
-    RuntimeEnded,
-    /// The client was [closed](crate::Client::close).
-    #[error("the client is closed")]
-    Closed,
-    /// The client was closed, and not everything that was left behind could be released in time. It lives until its lease ends at most.
-    #[error("{requests} requests were not tidied up in time; what they hold lives until its lease ends")]
+    /// The client was closed, and some requests were not released or settled in time. Their leases end what is left.
+    #[error("{requests} requests were not settled in time; what they hold lives until its lease ends")]
     LeftBehind {
-        /// How many requests are still being taken back or released.
+        /// How many.
         requests: usize,
     },
 }
 
+/// The codes of errors that may pass.
+const PASSING: [&str; 13] = [
+    "UNBLOCKED",
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "OOM",
+    "BUSY",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "QUARANTINE",
+    "NOREPLICAS",
+    "MOVED",
+    "ASK",
+];
+
 impl Error {
-    /// The error for an answer of the server's that no retry will change.
-    pub(crate) fn from_answer(error: &redis::RedisError) -> Self {
-        let code = error.code().unwrap_or("ERR").to_owned();
-        Self::from_code(code, error.detail().unwrap_or_default().to_owned())
+    /// Whether the same request may succeed later: the server could not be reached, or does not serve at present.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
     }
 
-    /// The same for what is asked of a hold: where there is something else now, or no semaphore, it is gone as well.
-    pub(crate) fn of_hold(error: &redis::RedisError) -> Self {
-        match Self::from_answer(error) {
-            Self::Server { code, .. } if code == "WRONGTYPE" => Self::NotHeld,
-            Self::NoSemaphore => Self::NotHeld,
-            error => error,
+    /// The first word of the server's error; empty if the error is not the server's.
+    pub fn code(&self) -> &str {
+        match self {
+            Self::Unavailable { code, .. } | Self::Refused { code, .. } => code,
+            Self::Lost => "NOTOWNER",
+            Self::Deadlock(_) => "DEADLOCK",
+            Self::Superseded => "SUPERSEDED",
+            _ => "",
         }
     }
 
-    /// The same for a code and its text.
-    pub(crate) fn from_code(code: String, message: String) -> Self {
-        match code.as_str() {
-            "NOTOWNER" => Self::NotHeld,
-            "SUPERSEDED" => Self::Superseded,
-            "DEADLOCK" => Self::Deadlock(message),
-            "NOSEMAPHORE" => Self::NoSemaphore,
-            "MAXWAITERS" => Self::TooManyWaiters(message),
-            "NOPERM" => Self::Permission(message),
-            "ERR" if message.starts_with("unknown command") => Self::NoModule(message),
-            _ => Self::Server { code, message },
-        }
+    /// Whether the request may have been carried out although this was its outcome: there was no answer.
+    pub(crate) fn is_lost_reply(&self) -> bool {
+        matches!(self, Self::Unavailable { code, .. } if code.is_empty())
+    }
+
+    /// Whether the key holds something else now, so the hold has ended.
+    pub(crate) fn ends_a_hold(&self) -> bool {
+        matches!(self.code(), "NOTOWNER" | "WRONGTYPE" | "NOSEMAPHORE")
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::Unavailable { code: String::new(), message: message.into(), retry_after: None }
     }
 
     /// The error for an answer that is not of the form that the command has.
-    pub(crate) fn unexpected(value: &redis::Value) -> Self {
-        Self::Server { code: "UNEXPECTED".to_owned(), message: format!("{value:?}") }
+    pub(crate) fn unexpected(value: &Value) -> Self {
+        Self::Refused { code: "UNEXPECTED".to_owned(), message: format!("{value:?}") }
+    }
+
+    /// The error for the code of a server's error, and its text.
+    pub(crate) fn of_server(code: &str, message: &str) -> Self {
+        let text = message.to_owned();
+        match code {
+            "NOTOWNER" => Self::Lost,
+            "DEADLOCK" => Self::Deadlock(text),
+            "SUPERSEDED" => Self::Superseded,
+            "ERR" if message.starts_with("unknown command") => Self::ModuleMissing(text),
+            "ERR" if message.starts_with("unknown option") => Self::ModuleTooOld(text),
+            code if PASSING.contains(&code) || message.starts_with("max number of clients reached") => {
+                // QUARANTINE …; N ms left
+                let wait = message.split_once("; ").filter(|_| code == "QUARANTINE");
+                let wait = wait.and_then(|(_, rest)| rest.split(' ').next()?.parse().ok());
+                let retry_after = wait.map(Duration::from_millis);
+                Self::Unavailable { code: code.to_owned(), message: text, retry_after }
+            }
+            code => Self::Refused { code: code.to_owned(), message: text },
+        }
+    }
+}
+
+impl From<RedisError> for Error {
+    fn from(error: RedisError) -> Self {
+        match error.code() {
+            Some(code) => Self::of_server(code, error.detail().unwrap_or_default()),
+            None => match error.kind() {
+                ErrorKind::AuthenticationFailed => {
+                    Self::Refused { code: "WRONGPASS".to_owned(), message: error.to_string() }
+                }
+                ErrorKind::InvalidClientConfig => Self::Argument(error.to_string()),
+                _ => Self::unavailable(error.to_string()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(line: &str) -> Error {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an answer");
+        value.extract_error().expect_err("an error").into()
+    }
+
+    #[test]
+    fn errors_of_the_second_list_are_retryable_and_others_are_not() {
+        for code in PASSING {
+            let error = answer(&format!("{code} 1 a:1"));
+            assert!(error.is_retryable() && !error.is_lost_reply(), "{error:?}");
+            assert_eq!(error.code(), code);
+        }
+        assert!(answer("ERR max number of clients reached").is_retryable());
+        for line in ["ERR syntax", "WRONGTYPE x", "NOPERM x", "NOAUTH x", "STALE x", "CROSSSLOT x", "NOTOKENS x"] {
+            assert!(matches!(answer(line), Error::Refused { .. }), "{line}");
+        }
+        assert_eq!(answer("NOTOWNER x"), Error::Lost);
+        assert!(matches!(answer("ERR unknown command 'RLOCK.ACQUIRE'"), Error::ModuleMissing(_)));
+        assert!(matches!(answer("ERR unknown option 'CLAIM'; expected PX"), Error::ModuleTooOld(_)));
+        let Error::Unavailable { retry_after, .. } = answer("QUARANTINE it grants nothing; 400 ms left") else {
+            panic!("it is retryable")
+        };
+        assert_eq!(retry_after, Some(Duration::from_millis(400)));
+        let cut = Error::from(RedisError::from((ErrorKind::Io, "the connection was closed")));
+        assert!(cut.is_retryable() && cut.is_lost_reply());
     }
 }

@@ -4,12 +4,11 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use crate::Error;
-use crate::acquisition::Acquisition;
-use crate::clock::Moment;
+use crate::acquire::Wait;
 use crate::hold::Held;
-use crate::kind::{Keepable, Kind, Read, Reentrant, Write};
-use crate::options::{SHORTEST, check_span};
-use crate::wire::Family;
+use crate::kinds::{Keepable, Kind, Permits, Read, Reentrant, Write};
+use crate::options::{Options, SHORTEST, check_span};
+use crate::wire::{Family, Subject};
 
 /// A hold. Dropping it releases in the background; [`release`](Self::release) tells whether that worked.
 ///
@@ -19,10 +18,10 @@ use crate::wire::Family;
 ///
 /// ```no_run
 /// # async fn work() {}
-/// # async fn example(guard: rlock_client::Guard<rlock_client::Mutex>) -> Result<(), rlock_client::Error> {
+/// # async fn example(guard: rlock_client::Guard<rlock_client::kinds::Mutex>) -> Result<(), rlock_client::Error> {
 /// tokio::select! {
 ///     biased;
-///     () = guard.lost() => return Err(rlock_client::Error::NotHeld),
+///     () = guard.lost() => return Err(rlock_client::Error::Lost),
 ///     () = work() => {}
 /// }
 /// guard.release().await
@@ -42,6 +41,7 @@ impl<K> std::fmt::Debug for Guard<K> {
 
 /// A hold that no guard keeps: enough to take it over with [`Lock::attach`](crate::Lock::attach), also in another process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Detached {
     /// The owner in whose name it is held.
     pub owner: Vec<u8>,
@@ -61,11 +61,15 @@ impl<K: Kind> Guard<K> {
         self.held.hold.tokens.first().copied().unwrap_or_default()
     }
 
+    /// The key of the lock.
+    pub fn key(&self) -> &[u8] {
+        self.held.hold.request.subject.first_key()
+    }
+
     /// The owner in whose name this is held, for a second handle by [`Lock::owner`](crate::Lock::owner).
     pub fn owner(&self) -> &[u8] {
-        let request = &self.held.hold.request;
-        request.share_gate();
-        &request.subject.owner
+        self.held.hold.desks();
+        &self.held.hold.request.subject.owner
     }
 
     /// Whether the hold can be relied upon at this moment. Reads the clock, and asks nobody.
@@ -75,7 +79,7 @@ impl<K: Kind> Guard<K> {
 
     /// How long the hold can be relied upon if it is not renewed again; zero if it is lost.
     pub fn valid_for(&self) -> Duration {
-        if self.is_held() { Moment::now().until(self.held.hold.ends()) } else { Duration::ZERO }
+        self.held.hold.valid_for()
     }
 
     /// Resolves as soon as the hold can no longer be relied upon: before its lease ends at the server, when a renewal finds it
@@ -108,15 +112,16 @@ impl<K: Kind> Guard<K> {
     /// As [`renew`](Self::renew). On any error the lock is released.
     pub async fn detach(self) -> Result<Detached, Error> {
         self.renew().await?;
-        let session_grace = self.held.hold.request.gate.session_grace;
+        let session_grace = self.held.hold.request.options.session_grace;
         let detached = Detached { owner: self.owner().to_vec(), token: self.token(), session_grace };
-        self.held.leave();
+        self.held.detach();
         Ok(detached)
     }
 
-    /// Resolves when it has been released, whether by hand or because it was dropped.
-    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + use<K> {
-        self.held.hold.clone().ended()
+    /// Resolves when the hold has been released, whether by hand or because it was dropped; at once if other guards have it still.
+    #[cfg(feature = "blocking")]
+    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + Sync + use<K> {
+        self.held.hold.clone().released()
     }
 
     /// Renews now, by the lease with which it was acquired.
@@ -127,9 +132,9 @@ impl<K: Kind> Guard<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if the hold is gone, [`Error::Connection`] if no answer came while it was valid.
+    /// [`Error::Lost`] if the hold is gone, [`Error::Unavailable`] if no answer came while it was valid.
     pub async fn renew(&self) -> Result<(), Error> {
-        self.held.hold.renew_by_hand(None).await
+        self.held.hold.renew(None).await
     }
 
     /// Renews now, so that the hold lives for at least `lease` from now, 1 ms to 365 days. An end that is later already stays.
@@ -143,11 +148,11 @@ impl<K: Kind> Guard<K> {
     /// As [`renew`](Self::renew), and [`Error::Argument`] if `lease` is not in its range.
     pub async fn renew_for(&self, lease: Duration) -> Result<(), Error> {
         check_span("lease", lease, SHORTEST)?;
-        self.held.hold.renew_by_hand(Some(lease)).await
+        self.held.hold.renew(Some(lease)).await
     }
 
-    /// Releases, and waits for the server to say so. If another request of a named owner for this lock is under way, be it a wait, this one comes after
-    /// it: see [`Lock::owner`](crate::Lock::owner). After [`retry_for`](crate::Builder::retry_for) that is [`Error::Connection`], and goes on in the background.
+    /// Releases, and waits for the server to say so. The belief ends at once, whatever the server answers. While it does not answer, the
+    /// command is sent again until the lease would have ended. Of several guards of one owner the last one gives the lock back.
     ///
     /// # Cancel safety
     ///
@@ -155,22 +160,20 @@ impl<K: Kind> Guard<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if the hold was gone already: somebody else may have held meanwhile. [`Error::Connection`] if no server
-    /// could be told; then the lease ends it. [`Error::Superseded`] if the request was sent again and another one in the name of this owner came in
-    /// between, so that nobody can tell whether it was done; if not, the lease ends it.
+    /// [`Error::Lost`] if the hold had ended before: another owner may have held meanwhile. [`Error::Unavailable`] if no server answered;
+    /// then the lease ends the hold.
     ///
-    /// When the connection was lost and the request was sent again, a hold that is gone within its lease counts as released, by the first
-    /// copy: nobody can tell that from an operator who took it away in that moment. A hold with a `session_grace` of 0 does not: it may have ended
-    /// with its connection before.
+    /// If the reply was lost and the request was sent again, a hold that is gone within its lease counts as released by the first copy.
     pub async fn release(self) -> Result<(), Error> {
-        self.held.release().await
+        self.held.release(None).await
     }
 }
 
 impl<K: Keepable> Guard<K> {
-    /// Releases, and keeps the lock closed for `keep` from the release on: for jobs that must run at most once per period. Until the lock opens the
-    /// server grants it to no owner, not even this one, and waiters go on waiting. `keep` is 0 to 365 days, rounded up to whole milliseconds; 0 is a
-    /// plain [`release`](Self::release). [`Observer::force_release`](crate::Observer::force_release) opens the lock earlier.
+    /// Releases, and keeps the lock closed for `keep` from the release on: for jobs that must run at most once per period. Until the lock
+    /// opens the server grants it to no owner, not even this one, and waiters go on waiting. `keep` is 0 to 365 days, rounded up to whole
+    /// milliseconds; 0 is a plain [`release`](Self::release). [`Observer::force_release`](crate::Observer::force_release) opens the lock
+    /// earlier.
     ///
     /// # Cancel safety
     ///
@@ -178,38 +181,58 @@ impl<K: Keepable> Guard<K> {
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release). After [`Error::NotHeld`] the lock is not kept closed; after [`Error::Connection`] and [`Error::Superseded`] it may
-    /// be. [`Error::Argument`] if `keep` is not in its range, and [`Error::Server`] with `ERR` if the owner holds it several times: then this guard's
-    /// hold is released, and nothing is kept closed.
+    /// As [`release`](Self::release). After [`Error::Lost`] the lock is not kept closed; after [`Error::Unavailable`] it may be.
+    /// [`Error::Argument`] if `keep` is not in its range, or if this is not the only guard of its hold, and [`Error::Refused`] with `ERR` if
+    /// another client holds in the name of its owner too: then it is released, and nothing is kept closed.
     pub async fn release_and_keep(self, keep: Duration) -> Result<(), Error> {
         check_span("keep", keep, Duration::ZERO)?;
-        self.held.keep(keep);
-        self.held.release().await
+        self.held.release(Some(keep)).await
     }
 }
 
 impl<K: Reentrant> Guard<K> {
-    /// Holds once more, in the name of the same owner: granted at once, past any queue, with the same token. The lock is free when all guards
-    /// are released.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future gives back what was granted meanwhile.
+    /// One more guard of the same hold. The lock is released with the last of them.
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if the hold is gone.
-    pub async fn reenter(&self) -> Result<Self, Error> {
-        if !self.is_held() {
-            return Err(Error::NotHeld);
+    /// [`Error::Lost`] if the hold has ended.
+    pub fn reenter(&self) -> Result<Self, Error> {
+        Held::again(&self.held.hold).map(Self::new)
+    }
+}
+
+impl<K> Guard<K> {
+    /// Acquires in the name of this guard's owner, by the options of its lock.
+    async fn acquire<L: Kind>(&self, family: Family, wait: Wait) -> Result<Option<Guard<L>>, Error> {
+        let request = &self.held.hold.request;
+        self.held.hold.desks();
+        let subject = Subject { family, ..request.subject.clone() };
+        let options = Options { ends_by: self.held.hold.ends_by(), ..request.options.clone() };
+        Ok(request.core.acquire_by(subject, &options, true, wait).await?.map(Guard::new))
+    }
+}
+
+impl Guard<Permits> {
+    /// How many permits are held.
+    pub fn permits(&self) -> u32 {
+        self.held.hold.permits()
+    }
+
+    /// Gives back some of the permits, fewer than are held, and keeps the others on the same lease and token.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the rest to the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if that were none or all of them, [`Error::Lost`] if the hold has ended or ends before a server answers.
+    pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
+        tokio::select! {
+            biased;
+            outcome = self.held.release_some(permits) => outcome,
+            () = self.lost() => Err(Error::Lost),
         }
-        let again = Acquisition::by_owner_of(&self.held.hold, self.held.hold.request.subject.family)?;
-        let inner = again.try_acquire().await?.map(Self::new);
-        // An owner that holds is never refused. If the hold ended and was granted anew, it is another one, and not a re-entry.
-        inner.filter(|inner| inner.token() == self.token()).ok_or_else(|| {
-            self.held.hold.lose();
-            Error::NotHeld
-        })
     }
 }
 
@@ -222,10 +245,12 @@ impl Guard<Write> {
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if the hold is gone. On any error the lock is released.
+    /// [`Error::Lost`] if the hold is gone. On any error the lock is released.
     pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
-        let reader = Acquisition::by_owner_of(&self.held.hold, Family::Read)?.try_acquire().await?;
-        let reader = reader.map(Guard::new).ok_or(Error::NotHeld)?;
+        if !self.is_held() {
+            return Err(Error::Lost);
+        }
+        let reader = self.acquire(Family::Read, Wait::Not).await?.ok_or(Error::Lost)?;
         self.release().await?;
         Ok(reader)
     }
@@ -241,10 +266,10 @@ impl Guard<Read> {
     ///
     /// # Errors
     ///
-    /// [`Error::Deadlock`] if another reader is waiting for the same: one of the two has to release. [`Error::NotHeld`] if the reader's hold
+    /// [`Error::Deadlock`] if another reader is waiting for the same: one of the two has to release. [`Error::Lost`] if the reader's hold
     /// is gone: another writer may have come in between, so this one is given back.
     pub async fn upgrade(&self) -> Result<Guard<Write>, Error> {
-        self.upgrade_until(None).await
+        self.upgrade_within(Wait::Until(None)).await
     }
 
     /// The same, for no longer than `timeout`.
@@ -257,16 +282,16 @@ impl Guard<Read> {
     ///
     /// [`Error::Timeout`] if the other readers have not left in that time; else as [`upgrade`](Self::upgrade).
     pub async fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
-        self.upgrade_until(Some(Moment::now().after(timeout))).await
+        self.upgrade_within(Wait::within(timeout)).await
     }
 
-    async fn upgrade_until(&self, deadline: Option<Moment>) -> Result<Guard<Write>, Error> {
+    async fn upgrade_within(&self, wait: Wait) -> Result<Guard<Write>, Error> {
         if !self.is_held() {
-            return Err(Error::NotHeld);
+            return Err(Error::Lost);
         }
-        let writer = Acquisition::by_owner_of(&self.held.hold, Family::Write)?.acquire(deadline).await?;
+        let writer = self.acquire(Family::Write, wait).await?.ok_or(Error::Timeout)?;
         // Only if this hold has lived to see the other one, nobody has written since.
         self.renew().await?;
-        Ok(Guard::new(writer))
+        Ok(writer)
     }
 }

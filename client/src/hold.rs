@@ -1,433 +1,635 @@
-//! A hold: until when it can be relied upon, and how it is renewed; its end is in `held.rs`. The client's keeper looks at it when it is due.
+//! A hold: until when it is believed, and its end.
 
-mod held;
-
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Poll;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
-use tokio_util::task::AbortOnDropHandle;
+use redis::{Cmd, Value};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::Error;
 use crate::clock::Moment;
-use crate::keeper::{Kept, Place, Question};
-use crate::link::Link;
-use crate::news::News;
-use crate::options::SHORTEST;
-use crate::request::{Numbered, Request};
-use crate::servers::Line;
-use crate::signal::Signal;
-use crate::timer::{sleep_until, within};
-use crate::validity::{Step, Terms, Validity, patience_for, pause_after_refusal};
-use crate::verdict::is_refusal;
-use crate::wire;
+use crate::core::Pauses;
+use crate::identity::next_id;
+use crate::node::Servers;
+use crate::owners::{self, Desks, Turn};
+use crate::renewal::{Place, Renewed};
+use crate::request::Request;
+use crate::transport::Link;
+use crate::validity::{Step, Terms, Validity};
+use crate::wire::{self, Subject};
 
-pub(crate) use held::{Held, fewer_pending_than, fewer_than, fewer_unreleased_than};
+/// Timers stand still while the machine is suspended, so a future that awaits a loss looks at the clock this often.
+const LONGEST_NAP: Duration = Duration::from_secs(1);
 
-/// Whether its key was taken away is listened to when a hold has lived so long.
-const LISTENS_AFTER: Duration = Duration::from_secs(1);
-
-/// What RENEW is asked for.
-#[derive(Clone, Copy, Debug)]
-enum Renewal {
-    /// A new lease.
-    Lease(Duration),
-    /// To bind the hold to the connection, and to let it live for so long, which is less than it should live anyway.
-    Binding(Duration),
+/// Why a hold is not believed any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Released,
+    Lost,
+    /// Its client was closed.
+    Closed,
 }
 
-/// What an owner has been granted, as far as this side knows.
+impl End {
+    fn error(self) -> Error {
+        if self == Self::Closed { Error::Closed } else { Error::Lost }
+    }
+}
+
+/// What an owner was granted, as far as this side knows.
 pub(crate) struct Hold {
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Vec<u64>,
     terms: Terms,
     state: Mutex<State>,
-    /// Set when the hold can no longer be relied upon, for whatever reason.
-    lost: Signal,
-    /// Whether somebody has told of the loss.
-    is_told_of: AtomicBool,
-    /// Set when its release has come to an end, whichever.
-    ended: Signal,
-    /// How many permits it has, or 1.
-    permits: AtomicU32,
-    /// Its release, once that has begun.
-    release: Numbered,
-    /// Held while a renewal is under way, in a task of the home; true once the hold is being released. So no renewal follows a release.
-    is_ending: tokio::sync::Mutex<bool>,
-    place: Place,
-    /// From then on it is worth while to listen to what happens to its keys.
-    listens_from: Moment,
+    /// Cancelled when the belief has ended.
+    over: CancellationToken,
+    /// Cancelled when its release has ended, whichever way.
+    pub(crate) done: CancellationToken,
+    /// Of an owner that others may name.
+    desks: std::sync::OnceLock<Desks>,
 }
 
 struct State {
     validity: Validity,
-    bound: Bound,
-    /// What the keeper has asked for, and has no answer to yet.
-    asked: Option<Renewal>,
-    /// Whether something has happened to its keys since it was last asked for.
-    is_doubted: bool,
-    listening: Option<Listening>,
-}
-
-/// The connection over which a hold was last granted or renewed. Only one with a session keeps it: the others do not mind when it is closed.
-struct Bound {
+    /// The connection of the last answer. A session keeps it open.
     link: Weak<Link>,
-    kept: Option<Arc<Link>>,
-}
-
-impl Bound {
-    fn to(terms: &Terms, link: Arc<Link>) -> Self {
-        Self { link: Arc::downgrade(&link), kept: terms.session_grace.map(|_| link) }
-    }
-
-    fn is_closed(&self) -> bool {
-        self.link.upgrade().is_none_or(|link| link.is_closed())
-    }
-}
-
-/// The task that hears what happens to the keys, and the connection over which it hears it.
-struct Listening {
-    link: Weak<Link>,
-    _task: AbortOnDropHandle<()>,
-}
-
-impl State {
-    /// Over what somebody has to begin to listen. A new connection has to be listened to anew.
-    fn has_to_listen(&self) -> Option<Arc<Link>> {
-        let is_new = self.listening.as_ref().is_none_or(|present| !Weak::ptr_eq(&present.link, &self.bound.link));
-        self.bound.link.upgrade().filter(|link| is_new && link.may_tell_events() && !link.is_closed())
-    }
+    _kept: Option<Arc<Link>>,
+    place: Place,
+    not_before: Moment,
+    pauses: Pauses,
+    has_failed: bool,
+    /// How many guards there are.
+    count: usize,
+    end: Option<End>,
+    permits: u32,
 }
 
 impl Hold {
+    /// A hold that was granted or renewed by an answer to what was sent at `sent`. `None` if it cannot be believed any more.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] for a session over a connection that does not tell its end.
+    pub(crate) fn begin(
+        request: Arc<Request>,
+        tokens: Vec<u64>,
+        sent: Moment,
+        left: Option<Duration>,
+        link: &Arc<Link>,
+    ) -> Result<Option<Held>, Error> {
+        let (core, options) = (request.core.clone(), &request.options);
+        if options.session_grace.is_some() && !link.tells_its_end() {
+            let text = "session_grace needs a connection of the client's own, not a ConnectionManager";
+            return Err(Error::Argument(text.to_owned()));
+        }
+        let ends_at = options.ends_by.or_else(|| options.max_hold.map(|most| sent.after(most)));
+        let terms =
+            Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
+        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease));
+        if core.now() >= validity.ends(&terms, link.is_closed()) {
+            return Ok(None);
+        }
+        let state = State {
+            validity,
+            link: Arc::downgrade(link),
+            _kept: terms.session_grace.map(|_| link.clone()),
+            place: core.renewals.place(),
+            not_before: Moment::from_us(0),
+            pauses: Pauses::default(),
+            has_failed: false,
+            count: 1,
+            end: None,
+            permits: request.subject.permits,
+        };
+        let (over, done) = (CancellationToken::new(), CancellationToken::new());
+        let hold =
+            Arc::new(Self { request, tokens, terms, state: Mutex::new(state), over, done, desks: Default::default() });
+        hold.look_again(&mut hold.state(), core.now());
+        Ok(Some(Held { hold, is_left: false }))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the hold can be relied upon at this moment. Reads the clock, so it is right also after a suspend.
-    pub(crate) fn is_held(&self) -> bool {
-        self.is_held_at(Moment::now())
+    fn is_closed(state: &State) -> bool {
+        state.link.upgrade().is_none_or(|link| link.is_closed())
     }
 
-    /// The same, by a clock that was just read.
-    fn is_held_at(&self, now: Moment) -> bool {
-        if self.lost.is_set() {
-            return false;
+    fn ends(&self, state: &State) -> Moment {
+        state.validity.ends(&self.terms, self.terms.session_grace.is_some() && Self::is_closed(state))
+    }
+
+    /// How long it is believed if it is not renewed again; zero if it has ended. Reads the clock, so it is right also after a suspend.
+    pub(crate) fn valid_for(self: &Arc<Self>) -> Duration {
+        let left = {
+            let state = self.state();
+            if state.end.is_some() {
+                return Duration::ZERO;
+            }
+            self.request.core.now().until(self.ends(&state))
+        };
+        if left.is_zero() {
+            self.end(End::Lost);
         }
-        let is_held = now < self.ends();
-        if !is_held {
-            self.lose();
-        }
-        is_held
+        left
     }
 
-    /// When its longest time is over, if it has one.
-    pub(crate) fn ends_by(&self) -> Option<Moment> {
-        self.terms.ends_at
+    pub(crate) fn is_held(self: &Arc<Self>) -> bool {
+        !self.valid_for().is_zero()
     }
 
-    /// When it can no longer be relied upon if nothing happens.
-    pub(crate) fn ends(&self) -> Moment {
-        let state = self.state();
-        state.validity.ends(&self.terms, state.bound.is_closed() || self.request.client.home.has_ended())
+    /// Whether a guard has it, be it lost or not.
+    pub(crate) fn is_entered(&self) -> bool {
+        self.state().count > 0
     }
 
-    /// Whether it can be relied upon, and something is wrong all the same.
-    pub(crate) fn is_suspected(&self) -> bool {
+    /// Whether something is wrong that may end in a loss.
+    pub(crate) fn is_suspected(self: &Arc<Self>) -> bool {
         let is_in_doubt = {
             let state = self.state();
-            state.bound.is_closed() || state.validity.has_failed()
+            state.has_failed || Self::is_closed(&state)
         };
         is_in_doubt && self.is_held()
     }
 
-    /// The server does not know it any more.
-    pub(crate) fn lose(&self) {
-        if !self.lost.is_set() && !self.is_told_of.swap(true, Ordering::Relaxed) {
-            tracing::warn!(key = %self.key(), token = self.tokens.first(), "a lock was lost");
-            self.lost.set();
-            self.request.client.metrics().lost(self.request.subject.first_key());
-        }
+    pub(crate) fn permits(&self) -> u32 {
+        self.state().permits
     }
 
-    /// The first key, for a person to read.
-    fn key(&self) -> String {
-        String::from_utf8_lossy(self.request.subject.first_key()).into_owned()
+    /// When its longest time ends, if it has one.
+    pub(crate) fn ends_by(&self) -> Option<Moment> {
+        self.terms.ends_at
     }
 
-    /// Resolves when the hold can no longer be relied upon. It needs no keeper for that, and no runtime: it wakes by the clock when the hold
-    /// ends, as far as was known when it was last looked at.
-    pub(crate) async fn lost(self: Arc<Self>) {
-        let mut told = std::pin::pin!(self.lost.wait());
-        let mut over = sleep_until(self.ends());
-        // Each look at this future looks at the clock: after a stop of the process no timer has gone off yet.
-        std::future::poll_fn(|context| {
-            if told.as_mut().poll(context).is_ready() || !self.is_held() {
-                return Poll::Ready(());
-            }
-            while Pin::new(&mut over).poll(context).is_ready() {
-                // It was renewed meanwhile, or is over.
-                if !self.is_held() {
-                    return Poll::Ready(());
-                }
-                over = sleep_until(self.ends());
-            }
-            Poll::Pending
+    /// The owner's desks, so that other requests in its name know of this hold.
+    pub(crate) fn desks(self: &Arc<Self>) -> &Desks {
+        self.desks.get_or_init(|| {
+            let desks = self.request.core.owners.desks(&self.request.subject);
+            register(&desks, self);
+            desks
         })
-        .await;
     }
 
-    /// Renews once, trying until `give_up`. Not held means lost.
-    ///
-    /// Cancel safety: when dropped, the renewal may or may not take place.
-    async fn renew(self: &Arc<Self>, renewal: Renewal, give_up: Moment) -> Result<(), Error> {
-        let is_ending = self.is_ending.lock().await;
-        if *is_ending {
-            return Err(Error::NotHeld);
-        }
-        let outcome = self.ask_to_renew(renewal, give_up).await;
-        match &outcome {
-            Ok(()) => self.be_looked_at(Moment::now()),
-            Err(Error::NotHeld) => self.lose(),
-            Err(error) => {
-                tracing::warn!(key = %self.key(), %error, "a renewal failed");
-                self.state().validity.renewal_failed(Moment::now());
-                self.request.client.metrics().renewal_failed(self.request.subject.first_key(), error);
+    /// Resolves when the belief has ended. It looks at the clock by itself, whatever becomes of the client's task.
+    pub(crate) async fn lost(self: Arc<Self>) {
+        loop {
+            let left = self.valid_for();
+            if left.is_zero() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = self.over.cancelled() => return,
+                () = sleep(left.min(LONGEST_NAP)) => {}
             }
         }
+    }
+
+    /// Resolves when the release has ended, or at once while guards have it.
+    #[cfg(feature = "blocking")]
+    pub(crate) async fn released(self: Arc<Self>) {
+        if !self.is_entered() {
+            self.done.cancelled().await;
+        }
+    }
+
+    /// Ends the belief, unless it has ended, and tells of it.
+    pub(crate) fn end(self: &Arc<Self>, end: End) {
+        let releasing = {
+            let mut state = self.state();
+            if state.end.is_some() {
+                return;
+            }
+            self.stop(&mut state, end);
+            (end == End::Closed).then(|| self.releasing(&state, None))
+        };
+        // Wakes whoever awaits the loss, with nothing locked.
+        self.over.cancel();
+        drop(releasing);
+        if end == End::Lost {
+            tracing::warn!(key = %self.request.key(), token = self.tokens.first(), "a lock was lost");
+            self.request.core.meter.count(|metrics| metrics.lost(self.request.subject.first_key()));
+        }
+    }
+
+    fn stop(&self, state: &mut State, end: End) {
+        state.end = Some(end);
+        self.request.core.renewals.forget(&state.place);
+    }
+
+    fn look_again(self: &Arc<Self>, state: &mut State, now: Moment) {
+        if state.end.is_some() {
+            return;
+        }
+        let is_closed = Self::is_closed(state);
+        let at = match state.validity.next_step(&self.terms, is_closed, state.not_before, now) {
+            Step::Sleep(until) => until,
+            Step::Lose | Step::Renew(_) => now,
+        };
+        self.request.core.renewals.look_at(self.clone(), &mut state.place, at);
+    }
+
+    /// Takes the answer to a RENEW. Only `NOTOWNER` and the clock end a hold.
+    fn take_answer(self: &Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>) {
+        let left = said.and_then(|left| wire::milliseconds(&left));
+        if left == Err(Error::Lost) {
+            return self.end(End::Lost);
+        }
+        // What comes after the deadline prolongs nothing.
+        if !self.is_held() {
+            return;
+        }
+        let now = self.request.core.now();
+        let mut state = self.state();
+        match (left, link) {
+            (Ok(left), Some(link)) => {
+                state.validity.renewed(&self.terms, sent, left);
+                state.link = Arc::downgrade(link);
+                state._kept = self.terms.session_grace.map(|_| link.clone());
+                (state.not_before, state.pauses, state.has_failed) = (now, Pauses::default(), false);
+            }
+            (left, _) => {
+                state.not_before = now.after(state.pauses.next());
+                state.has_failed = true;
+                if let Err(error) = left {
+                    tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
+                    self.request
+                        .core
+                        .meter
+                        .count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
+                }
+            }
+        }
+        self.look_again(&mut state, now);
+    }
+
+    /// Renews by hand, with the lease of the hold or another one, until the server has answered or the belief ends.
+    pub(crate) async fn renew(self: &Arc<Self>, lease: Option<Duration>) -> Result<(), Error> {
+        let mut pauses = Pauses::default();
+        let renewing = async {
+            loop {
+                let until_end = self.terms.ends_at.map_or(Duration::MAX, |end| self.request.core.now().until(end));
+                let lease = lease.unwrap_or(self.terms.lease).min(until_end);
+                let command = self.request.subject.renew(&self.tokens, lease.max(crate::options::SHORTEST));
+                let reply = self.request.ask(&command, Duration::MAX).await;
+                let outcome = reply.said.as_ref().map(drop).map_err(Clone::clone);
+                self.take_answer(reply.sent, reply.link.as_ref(), reply.said);
+                match outcome {
+                    Err(error) if error.is_retryable() => sleep(pauses.next()).await,
+                    outcome => return outcome,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.clone().lost() => Err(self.state().end.unwrap_or(End::Lost).error()),
+            outcome = renewing => outcome,
+        }
+    }
+
+    fn releasing(self: &Arc<Self>, state: &State, keep: Option<Duration>) -> Releasing {
+        let (now, ends) = (self.request.core.now(), self.ends(state));
+        let turn = self.desks.get().map(|desks| owners::turn_from_now_on(desks.clone()));
+        let is_held = now < ends;
+        Releasing {
+            hold: self.clone(),
+            keep,
+            id: None,
+            turn: turn.map_or(Awaited::Not, Awaited::Turn),
+            // A lost RELEASE can be what has ended a session without grace, and so can its connection.
+            relied_until: if self.terms.session_grace == Some(Duration::ZERO) { now } else { ends },
+            until: if is_held { ends } else { now.after(self.terms.lease) },
+            is_repeated: false,
+            is_in_background: false,
+            token: Some(self.request.core.token()),
+        }
+    }
+
+    /// Gives back some of the permits, and keeps the others.
+    async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
+        let has = self.permits();
+        if permits == 0 || permits >= has {
+            return Err(Error::Argument(format!(
+                "permits is {permits}; expected 1 to less than the {has} that are held"
+            )));
+        }
+        let release = self.request.subject.release(&self.tokens, permits, 0, next_id());
+        let mut pauses = Pauses::default();
+        while self.is_held() {
+            let error = match self.request.ask(&release, Duration::MAX).await.said {
+                Ok(_) => {
+                    self.state().permits -= permits;
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            if !error.is_retryable() {
+                if error.ends_a_hold() {
+                    self.end(End::Lost);
+                }
+                return Err(error);
+            }
+            sleep(pauses.next()).await;
+        }
+        Err(Error::Lost)
+    }
+}
+
+impl Renewed for Hold {
+    fn look(self: Arc<Self>, now: Moment) -> Option<(Cmd, Duration)> {
+        let mut state = self.state();
+        if state.end.is_some() {
+            return None;
+        }
+        let is_closed = Self::is_closed(&state);
+        let step = state.validity.next_step(&self.terms, is_closed, state.not_before, now);
+        let renewal = match step {
+            Step::Lose => {
+                drop(state);
+                self.end(End::Lost);
+                return None;
+            }
+            Step::Renew(lease) => {
+                let attempt = self.terms.attempt();
+                state.not_before = now.after(attempt.min(self.request.core.common.command_timeout));
+                Some((self.request.subject.renew(&self.tokens, lease), attempt))
+            }
+            Step::Sleep(_) => None,
+        };
+        self.look_again(&mut state, now);
+        renewal
+    }
+
+    fn look_if_bound(self: Arc<Self>) {
+        if self.terms.session_grace.is_some() {
+            self.look_again(&mut self.state(), self.request.core.now());
+        }
+    }
+
+    fn close(self: Arc<Self>) {
+        self.end(End::Closed);
+    }
+
+    fn slot(&self) -> Option<u16> {
+        self.request.slot
+    }
+
+    fn servers(&self) -> &dyn Servers {
+        &*self.request.core.servers
+    }
+
+    fn renewed(self: Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>) {
+        self.take_answer(sent, link, said);
+    }
+
+    fn renew_alone(self: Arc<Self>, command: Cmd, within: Duration) {
+        tokio::spawn(async move {
+            let reply = self.request.ask(&command, within).await;
+            self.take_answer(reply.sent, reply.link.as_ref(), reply.said);
+        });
+    }
+}
+
+/// A hold that somebody is responsible for. Dropping it releases in the background.
+pub(crate) struct Held {
+    pub(crate) hold: Arc<Hold>,
+    is_left: bool,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hold = &self.hold;
+        f.debug_struct("Held").field("key", &hold.request.key()).field("tokens", &hold.tokens).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    /// A re-entry, which is counted here alone.
+    pub(crate) fn again(hold: &Arc<Hold>) -> Result<Self, Error> {
+        if !hold.is_held() {
+            return Err(Error::Lost);
+        }
+        hold.state().count += 1;
+        Ok(Self { hold: hold.clone(), is_left: false })
+    }
+
+    /// Gives the hold back with the last of its guards, and keeps the lock closed for some time.
+    ///
+    /// Cancel safety: dropping it leaves the rest to the background.
+    #[tracing::instrument(level = "debug", skip_all, fields(key = %self.hold.request.key()))]
+    pub(crate) async fn release(mut self, keep: Option<Duration>) -> Result<(), Error> {
+        let is_only = self.hold.state().count == 1;
+        let releasing = self.leave(keep.filter(|_| is_only));
+        match releasing {
+            Ok(Some(mut releasing)) => releasing.run().await?,
+            Ok(None) => {}
+            Err(end) => return Err(end.error()),
+        }
+        match keep {
+            Some(_) if !is_only => {
+                Err(Error::Argument("keep needs the only guard of a hold; it is released".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One guard less. With the last one the belief ends, and the release begins.
+    fn leave(&mut self, keep: Option<Duration>) -> Result<Option<Releasing>, End> {
+        let hold = &self.hold;
+        if std::mem::replace(&mut self.is_left, true) {
+            return Ok(None);
+        }
+        let is_held = hold.is_held();
+        let (end, releasing) = {
+            let mut state = hold.state();
+            state.count -= 1;
+            let end = state.end;
+            let is_last = state.count == 0;
+            if is_last && end.is_none() {
+                hold.stop(&mut state, End::Released);
+            }
+            // What was lost by the clock may be held at the server still.
+            let releasing =
+                (is_last && end != Some(End::Closed)).then(|| hold.releasing(&state, keep.filter(|_| is_held)));
+            (end, releasing)
+        };
+        match (end, is_held) {
+            (None, true) => {
+                if releasing.is_some() {
+                    hold.over.cancel();
+                }
+                Ok(releasing)
+            }
+            (end, _) => Err(end.unwrap_or(End::Lost)),
+        }
+    }
+
+    /// Gives the hold up without releasing it: it lives until its lease ends.
+    pub(crate) fn detach(mut self) {
+        self.is_left = true;
+        self.hold.end(End::Released);
+        self.hold.done.cancel();
+    }
+
+    pub(crate) fn release_some(&self, permits: u32) -> impl Future<Output = Result<(), Error>> + Send + use<> {
+        let hold = self.hold.clone();
+        let token = hold.request.core.token();
+        // Parts are given back one after the other, and before the rest.
+        let turn = owners::turn_from_now_on(hold.desks().clone());
+        // In a task of its own: dropped half-way, nobody would know how many permits are left.
+        let home = hold.request.core.common.home.clone();
+        let task = home.spawn(async move {
+            let _token = token;
+            let _turn = turn.await;
+            hold.release_some(permits).await
+        });
+        async move { task.await.unwrap_or(Err(Error::Closed)) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.leave(None));
+    }
+}
+
+enum Awaited {
+    Not,
+    Turn(std::pin::Pin<Box<dyn Future<Output = Turn> + Send>>),
+    Had { _turn: Turn },
+}
+
+/// A release that is under way. Dropping it leaves the rest to the background.
+pub(crate) struct Releasing {
+    hold: Arc<Hold>,
+    keep: Option<Duration>,
+    /// Drawn when it is its turn.
+    id: Option<u64>,
+    turn: Awaited,
+    /// A hold that is gone before this was ended by an earlier copy of the RELEASE, if there was one.
+    relied_until: Moment,
+    until: Moment,
+    is_repeated: bool,
+    is_in_background: bool,
+    /// `None` when it has ended.
+    token: Option<TaskTrackerToken>,
+}
+
+impl Releasing {
+    async fn run(&mut self) -> Result<(), Error> {
+        if let Awaited::Turn(turn) = &mut self.turn {
+            let turn = turn.await;
+            self.turn = Awaited::Had { _turn: turn };
+        }
+        let outcome = self.ask().await;
+        self.turn = Awaited::Not;
+        self.token = None;
+        self.hold.done.cancel();
+        let request = &self.hold.request;
+        request.core.meter.count(|metrics| metrics.released(request.subject.first_key(), outcome.as_ref().err()));
         outcome
     }
 
-    async fn ask_to_renew(&self, renewal: Renewal, give_up: Moment) -> Result<(), Error> {
-        let (Renewal::Lease(lease) | Renewal::Binding(lease)) = renewal;
-        let patience = patience_for(Moment::now().until(self.ends()));
-        let command = self.request.subject.renew(&self.tokens, lease);
-        let answered = self.request.call_within(&command, patience, give_up).await?;
-        let left = wire::milliseconds(&answered.said.map_err(|error| Error::of_hold(&error))?)?;
-        self.renewed(renewal, answered.sent, left, answered.link);
-        Ok(())
-    }
-
-    fn renewed(&self, renewal: Renewal, sent: Moment, left: Duration, link: Arc<Link>) {
-        let mut state = self.state();
-        match renewal {
-            Renewal::Lease(_) => state.validity.renewed(sent, left),
-            Renewal::Binding(_) => state.validity.bound(&self.terms, sent, left),
-        }
-        state.bound = Bound::to(&self.terms, link);
-    }
-
-    /// Renews by hand: with the lease of the hold, or another one. A hold that was lost stays lost: somebody may have heard of it.
-    pub(crate) async fn renew_by_hand(self: &Arc<Self>, lease: Option<Duration>) -> Result<(), Error> {
-        let now = Moment::now();
-        let most = self.terms.lease_to_ask(now).ok_or(Error::NotHeld)?;
-        let until_end = |lease: Duration| self.terms.ends_at.map_or(lease, |end| lease.min(now.until(end)));
-        let lease = lease.map_or(most, until_end);
-        let give_up = self.ends().min(now.after(self.request.client.settings.retry_for));
-        tokio::select! {
-            biased;
-            () = self.clone().lost() => Err(Error::NotHeld),
-            outcome = self.renew_at_home(lease, give_up) => outcome,
-        }
-    }
-
-    /// Renews, but not in the future of whoever asks: while nobody polled that, the keeper could not renew.
-    ///
-    /// Cancel safety: when dropped, the renewal may or may not take place.
-    async fn renew_at_home(self: &Arc<Self>, lease: Duration, give_up: Moment) -> Result<(), Error> {
-        let hold = self.clone();
-        let renewing = self.request.client.home.start(async move { hold.renew(Renewal::Lease(lease), give_up).await });
-        AbortOnDropHandle::new(renewing).await.unwrap_or(Err(Error::RuntimeEnded))
-    }
-
-    /// Whether anything is left to be done before somebody may have it.
-    pub(crate) fn has_to_be_proven(&self) -> bool {
-        self.request.keeping.replicas.is_some() || self.is_old()
-    }
-
-    /// Whether its lease counts from so long ago that little of it is left.
-    fn is_old(&self) -> bool {
-        let state = self.state();
-        let step = state.validity.next_step(&self.terms.renewing(), state.bound.is_closed(), Moment::now());
-        !matches!(step, Step::Sleep(_) | Step::Bind(_))
-    }
-
-    /// An old hold is renewed before anybody has it.
-    pub(crate) async fn freshen(self: &Arc<Self>) -> Result<(), Error> {
-        if !self.is_old() {
-            return Ok(());
-        }
-        let now = Moment::now();
-        let lease = self.terms.lease_to_ask(now).ok_or(Error::NotHeld)?;
-        self.renew_at_home(lease, now.after(self.request.client.settings.retry_for)).await
-    }
-
-    /// Waits for replicas to have it, if that is asked for.
-    pub(crate) async fn replicate(&self) -> Result<(), Error> {
-        let Some((wanted, patience)) = self.request.keeping.replicas else { return Ok(()) };
-        let acknowledged = self.request.replicate(&self.tokens, wanted, patience).await?;
-        if acknowledged >= wanted { Ok(()) } else { Err(Error::Replicas { wanted, acknowledged }) }
-    }
-
-    /// Has the keeper look at it when something is to be done.
-    fn be_looked_at(self: &Arc<Self>, now: Moment) {
-        let keeper = &self.request.client.keeper;
-        let (due, link, was_closed) = {
-            let state = self.state();
-            let is_closed = state.bound.is_closed();
-            let due = match state.validity.next_step(&self.terms, is_closed, now) {
-                // It does not end unnoticed while an answer is awaited.
-                _ if state.asked.is_some() => state.validity.ends(&self.terms, is_closed),
-                Step::Sleep(_) if state.is_doubted => now,
-                Step::Sleep(until) if state.has_to_listen().is_some() => until.min(self.listens_from.max(now)),
-                Step::Sleep(until) => until,
-                Step::Lose | Step::Renew | Step::Bind(_) => now,
-            };
-            (due, state.bound.kept.clone(), is_closed)
-        };
-        let watched = link.filter(|_| !was_closed);
-        if let Some(link) = &watched {
-            keeper.watch(link);
-        }
-        keeper.look_at(self.clone(), due);
-        // If it was closed just now, whoever watches may have come by before this one was there.
-        if watched.is_some_and(|link| link.is_closed()) {
-            keeper.look_at(self.clone(), now);
+    async fn ask(&mut self) -> Result<(), Error> {
+        let request = self.hold.request.clone();
+        let id = *self.id.get_or_insert_with(next_id);
+        let keep_ms = self.keep.map_or(0, wire::ms);
+        let release = request.subject.release(&self.hold.tokens, self.hold.permits(), keep_ms, id);
+        let mut pauses = Pauses::default();
+        loop {
+            let left = request.core.now().until(self.until);
+            if left.is_zero() {
+                return Err(Error::unavailable("no answer to the release before the lease ended"));
+            }
+            let reply = request.ask(&release, left).await;
+            let Err(error) = reply.said else { return Ok(()) };
+            let is_done = self.is_repeated && request.core.now() < self.relied_until;
+            if !error.is_retryable() && request.subject.family == wire::Family::Many {
+                // An earlier copy has released all or none.
+                let held = request.release_each(&self.hold.tokens).await;
+                return if is_done && held == 0 { Ok(()) } else { Err(error) };
+            }
+            if error.ends_a_hold() {
+                return if is_done { Ok(()) } else { Err(Error::Lost) };
+            }
+            if error.code() == "ERR" && self.keep.take().is_some() {
+                // Another client holds in the name of this owner too. One count less is what is left to be done.
+                self.id = None;
+                return Box::pin(self.ask()).await.and(Err(error));
+            }
+            if !error.is_retryable() {
+                // A newer request of this owner has the hold.
+                return if error.code() == "STALE" { Ok(()) } else { Err(error) };
+            }
+            self.is_repeated |= error.is_lost_reply() && reply.link.is_some();
+            sleep(pauses.next().min(left)).await;
         }
     }
+}
 
-    /// What is to be done now. `None` if that is nothing for now.
-    fn take_step(self: &Arc<Self>, now: Moment) -> Option<Renewal> {
-        let mut state = self.state();
-        let is_closed = state.bound.is_closed();
-        let step = state.validity.next_step(&self.terms, is_closed, now);
-        if step == Step::Lose {
-            drop(state);
-            self.lose();
-            return None;
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        let Some(token) = self.token.take() else { return };
+        if self.is_in_background {
+            // The runtime has ended.
+            self.hold.done.cancel();
+            return;
         }
-        if state.asked.is_some() {
-            return None;
-        }
-        let renewal = match step {
-            // An answer to anything else would not do: the connection may be open, and the lock have moved to another server, for
-            // which the session is closed.
-            Step::Bind(lease) => Renewal::Binding(lease),
-            // Something has happened to the key: a renewal tells what. One for so short a time prolongs nothing.
-            Step::Sleep(_) if state.is_doubted => Renewal::Binding(SHORTEST),
-            Step::Sleep(_) => {
-                if now >= self.listens_from
-                    && let Some(link) = state.has_to_listen()
-                {
-                    let heard_over = Arc::downgrade(&link);
-                    let task = self.request.client.home.start(listen(Arc::downgrade(self), link));
-                    state.listening = Some(Listening { link: heard_over, _task: AbortOnDropHandle::new(task) });
+        let turn = std::mem::replace(&mut self.turn, Awaited::Not);
+        let mut rest = Self { hold: self.hold.clone(), turn, token: Some(token), is_in_background: true, ..*self };
+        drop(self.hold.request.core.common.home.spawn(async move {
+            match rest.run().await {
+                Ok(()) => {}
+                Err(Error::Lost) => tracing::debug!(key = %rest.hold.request.key(), "a dropped lock was not held any more"),
+                Err(error) => {
+                    tracing::warn!(key = %rest.hold.request.key(), %error, "a lock was not released; its lease ends it");
                 }
-                return None;
             }
-            Step::Lose | Step::Renew => Renewal::Lease(self.terms.lease_to_ask(now).unwrap_or(self.terms.lease)),
-        };
-        (state.asked, state.is_doubted) = (Some(renewal), false);
-        Some(renewal)
-    }
-
-    /// Renews without any other hold, again and again while the hold lives. After a refusal it comes back later.
-    fn renew_alone(self: Arc<Self>, renewal: Renewal, was_refused: bool) {
-        let home = self.request.client.home.clone();
-        drop(home.start(async move {
-            let ends = self.ends();
-            let left = Moment::now().until(ends);
-            let pause = if was_refused { pause_after_refusal(left, rand::random()) } else { Duration::ZERO };
-            let renewing = async {
-                sleep_until(Moment::now().after(pause)).await;
-                self.renew(renewal, ends).await
-            };
-            tokio::select! {
-                biased;
-                // Whoever releases does not wait for this.
-                () = self.lost.wait() => return,
-                _ = within(left, renewing) => {}
-            }
-            self.state().asked = None;
-            self.be_looked_at(Moment::now());
         }));
     }
 }
 
-/// Hears what happens to the keys of a hold.
-async fn listen(hold: Weak<Hold>, link: Arc<Link>) {
-    let Some(request) = hold.upgrade().map(|hold| hold.request.clone()) else { return };
-    let closed = link.closing().clone();
-    let hearing = async {
-        let mut news = News::of(&request, link).await;
-        while news.come().await {
-            let Some(hold) = hold.upgrade() else { return };
-            hold.state().is_doubted = true;
-            hold.be_looked_at(Moment::now());
-        }
-    };
-    tokio::select! {
-        () = closed.cancelled() => {}
-        () = hearing => {}
+/// Registers a hold, so that the owner finds it.
+fn register(desks: &Desks, hold: &Arc<Hold>) {
+    for desk in desks.iter() {
+        let mut holds = desk.holds();
+        holds.retain(|hold| hold.strong_count() > 0);
+        let hold: Weak<Hold> = Arc::downgrade(hold);
+        holds.push(hold);
     }
 }
 
-impl Kept for Hold {
-    fn place(&self) -> &Place {
-        &self.place
-    }
-
-    fn look(self: Arc<Self>, now: Moment) -> Option<Question> {
-        if self.lost.is_set() {
-            return None;
-        }
-        let renewal = self.take_step(now);
-        if !self.lost.is_set() {
-            self.be_looked_at(Moment::now());
-        }
-        let renewal = renewal?;
-        let is_renewed_by_others = self.is_ending.try_lock().is_err();
-        match self.request.client.servers.present(self.request.slot(), Line::Shared) {
-            Some(link) if !is_renewed_by_others => {
-                let (Renewal::Lease(lease) | Renewal::Binding(lease)) = renewal;
-                let command = self.request.subject.renew(&self.tokens, lease);
-                let patience = patience_for(now.until(self.ends()));
-                let patience = patience.min(self.request.client.settings.response_timeout);
-                Some(Question { link, command, patience })
+/// A re-entry: what the owner holds already of just these keys in this mode.
+///
+/// # Errors
+///
+/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the keys, or another number of permits.
+pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, Error> {
+    let mut found = None;
+    for desk in desks.iter() {
+        let holds: Vec<_> = desk.holds().iter().filter_map(Weak::upgrade).collect();
+        for hold in holds.into_iter().filter_map(|hold| hold.downcast::<Hold>().ok()) {
+            let present = &hold.request.subject;
+            let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
+            if is_other_mode || !hold.is_entered() {
+                continue;
             }
-            _ => {
-                self.renew_alone(renewal, false);
-                None
+            if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
+                let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+                return Err(Error::Argument(format!(
+                    "owner holds {keys:?} with {} permits already; expected a request for the same, or another owner",
+                    present.permits
+                )));
             }
+            found = Some(hold);
         }
     }
-
-    fn answered(self: Arc<Self>, sent: Moment, link: &Arc<Link>, answer: Result<Value, RedisError>) {
-        let was_refused = answer.as_ref().is_err_and(|error| is_refusal(error, link));
-        let left = answer.map_err(|error| Error::of_hold(&error)).and_then(|answer| wire::milliseconds(&answer));
-        // What comes after its end does not bring it back: somebody may have been told.
-        if !self.is_held() {
-            return;
-        }
-        let Some(renewal) = self.state().asked else { return };
-        match left {
-            Ok(left) => {
-                self.renewed(renewal, sent, left, link.clone());
-                self.state().asked = None;
-                self.be_looked_at(Moment::now());
-            }
-            Err(Error::NotHeld) => self.lose(),
-            Err(error) => {
-                tracing::debug!(key = %self.key(), %error, "a renewal among others failed; it goes on alone");
-                self.renew_alone(renewal, was_refused);
-            }
-        }
-    }
-
-    fn ends_with_its_link(&self) -> bool {
-        self.terms.session_grace.is_some()
+    match found {
+        None => Ok(None),
+        Some(hold) => Held::again(&hold).map(Some),
     }
 }

@@ -1,56 +1,52 @@
-//! Who asks, and which request it is: owners that nobody else has, and request ids that rise.
+//! Owners that no other client has, and request ids that rise.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rand::rngs::OsRng;
 use rand::{RngCore, TryRngCore};
 
-/// How many bytes an owner may have.
-const OWNER_BYTES: std::ops::RangeInclusive<usize> = 1..=512;
-
-/// How many bytes a note may have.
-const NOTE_BYTES: usize = 256;
-
-/// An owner that nobody else has: 128 random bits, as text that a person can read in `RLOCK.INFO`.
-///
-/// They come from the system. A generator in memory is copied by fork(2), and two processes with one owner would both be granted one lock.
-pub(crate) fn unique_owner() -> Vec<u8> {
+/// 128 random bits as hex digits. They come from the system: a generator in memory is copied by fork(2), and two processes with one owner
+/// would both be granted one lock.
+pub(crate) fn random_name() -> String {
     let mut bits = [0; 16];
-    // Without randomness there would be no generator in memory either.
     OsRng.unwrap_err().fill_bytes(&mut bits);
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = Vec::with_capacity(2 * bits.len());
-    for byte in bits {
-        text.extend([byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]));
-    }
-    text
+    format!("{:032x}", u128::from_be_bytes(bits))
 }
 
-/// Checks an owner that the user chose.
-pub(crate) fn check_owner(owner: &[u8]) -> Result<(), crate::Error> {
-    if OWNER_BYTES.contains(&owner.len()) {
-        Ok(())
-    } else {
-        Err(crate::Error::Argument(format!("owner has {} bytes, and may have 1 to 512", owner.len())))
-    }
+/// The name of a client, from which it makes owners.
+#[derive(Default)]
+pub(crate) struct ClientId {
+    /// With the process that it was made in.
+    name: Mutex<Option<(u32, String)>>,
+    owners: AtomicU64,
 }
 
-/// Checks a note that the user chose.
-pub(crate) fn check_note(note: &[u8]) -> Result<(), crate::Error> {
-    if note.len() <= NOTE_BYTES {
-        Ok(())
-    } else {
-        Err(crate::Error::Argument(format!("note has {} bytes, and may have 0 to {NOTE_BYTES}", note.len())))
+impl ClientId {
+    /// The name: another one after a fork.
+    pub(crate) fn name(&self) -> String {
+        let mut made = self.name.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = std::process::id();
+        match &*made {
+            Some((process, name)) if *process == here => name.clone(),
+            _ => made.insert((here, random_name())).1.clone(),
+        }
+    }
+
+    /// An owner for one acquisition.
+    pub(crate) fn next_owner(&self) -> Vec<u8> {
+        let number = self.owners.fetch_add(1, Ordering::Relaxed);
+        format!("{}:{number}", self.name()).into_bytes()
     }
 }
 
 /// The last id given in this process.
 static LAST_ID: AtomicU64 = AtomicU64::new(0);
 
-/// A request id above all that this process has used before. It is not below the wall clock's microseconds, so a process that starts again and
-/// uses the same owner goes on above what it used in its last life.
-pub(crate) fn next_request_id() -> u64 {
+/// A request id above all that this process has used before. It is not below the wall clock's microseconds, so a process that starts again
+/// and names its owner uses higher ids than the one before.
+pub(crate) fn next_id() -> u64 {
     let wall_us = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_micros());
     raise_to(u64::try_from(wall_us).unwrap_or(0))
 }
@@ -68,15 +64,17 @@ mod tests {
 
     #[test]
     fn ids_rise_also_when_the_clock_stands() {
-        let first = next_request_id();
+        let first = next_id();
         assert!(raise_to(0) > first);
     }
 
     #[test]
-    fn owners_differ_and_are_readable() {
-        let (one, other) = (unique_owner(), unique_owner());
-        assert_ne!(one, other);
-        assert_eq!(one.len(), 32);
-        assert!(one.iter().all(u8::is_ascii_hexdigit));
+    fn owners_of_a_client_share_its_name_and_differ() {
+        let (one, other) = (ClientId::default(), ClientId::default());
+        assert_ne!(one.name(), other.name());
+        assert_eq!(one.name().len(), 32);
+        assert!(one.name().bytes().all(|digit| digit.is_ascii_hexdigit()));
+        let (first, second) = (one.next_owner(), one.next_owner());
+        assert!(first != second && first.starts_with(one.name().as_bytes()));
     }
 }

@@ -1,15 +1,14 @@
 //! Handles to locks: what to acquire, and how.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
-use crate::acquisition::Acquisition;
+use crate::acquire::{Wait, Wanted};
 use crate::client::Client;
-use crate::clock::Moment;
 use crate::guard::{Detached, Guard};
-use crate::kind::{Fair, Kind, Mutex, Permits, Read, Write};
+use crate::hold::Held;
+use crate::kinds::{Fair, Kind, Mutex, Permits, Read, Write};
 use crate::observer::Observer;
 use crate::options::{Options, option_methods};
 
@@ -45,27 +44,31 @@ impl Client {
 /// ```
 #[derive(Debug)]
 pub struct Lock<K> {
-    client: Client,
-    keys: Arc<[Vec<u8>]>,
-    permits: u32,
-    options: Options,
+    pub(crate) client: Client,
+    pub(crate) wanted: Wanted,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K> Clone for Lock<K> {
     fn clone(&self) -> Self {
-        let Self { client, keys, permits, options, kind } = self;
-        Self { client: client.clone(), keys: keys.clone(), permits: *permits, options: options.clone(), kind: *kind }
+        Self { client: self.client.clone(), wanted: self.wanted.clone(), kind: self.kind }
     }
 }
 
 impl<K: Kind> Lock<K> {
     pub(crate) fn new(client: &Client, key: &[u8]) -> Self {
-        let keys = Arc::from([key.to_vec()]);
-        Self { client: client.clone(), keys, permits: 1, options: Options::default(), kind: PhantomData }
+        Self { client: client.clone(), wanted: Wanted::one(K::FAMILY, key), kind: PhantomData }
+    }
+
+    fn options_mut(&mut self) -> &mut Options {
+        &mut self.wanted.options
     }
 
     option_methods!();
+
+    async fn within(&self, wait: Wait) -> Result<Option<Guard<K>>, Error> {
+        Ok(self.client.core.acquire(&self.wanted, wait).await?.map(Guard::new))
+    }
 
     /// Acquires it if it is free. `None` if it is not.
     ///
@@ -75,30 +78,27 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// Any but [`Error::Timeout`].
+    /// Any but [`Error::Timeout`]. A lost reply is asked for again for at most [`Builder::command_timeout`](crate::Builder::command_timeout).
     pub async fn try_acquire(&self) -> Result<Option<Guard<K>>, Error> {
-        self.acquisition()?.try_acquire().await.map(|held| held.map(Guard::new))
+        self.within(Wait::Not).await
     }
 
-    /// Acquires it, and waits for as long as it takes.
+    /// Acquires it, and waits for as long as it takes: also while no server answers.
     ///
-    /// Requests are served in the order in which they came to the server. Waiting takes no connection of its own, and asks nothing again and
-    /// again: the server sends a message when it is granted.
+    /// Waiting takes no connection of its own, and does not poll: the server sends a message when it grants the lock.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves neither a place in the queue nor a hold: both are taken back in the background.
+    /// Dropping the future leaves neither a place in the queue nor a hold: the client takes both back in the background.
     ///
     /// # Errors
     ///
-    /// Any but [`Error::Timeout`]. [`Error::NotHeld`] if it was granted, and lost again
-    /// before that was heard of: with [`max_hold`](Self::max_hold), or if for [`retry_for`](crate::Builder::retry_for) no answer came
-    /// before the lease was over. [`Error::Superseded`] if another client waits in the same owner's name.
+    /// Any but [`Error::Timeout`] and [`Error::Unavailable`]. [`Error::Superseded`] if another client waits in the same owner's name.
     pub async fn acquire(&self) -> Result<Guard<K>, Error> {
-        self.acquisition()?.acquire(None).await.map(Guard::new)
+        self.within(Wait::Until(None)).await?.ok_or(Error::Timeout)
     }
 
-    /// Acquires it, and waits no longer than `timeout`; if no server answers, half a second more.
+    /// Acquires it, and waits no longer than `timeout`; if no server answers, a quarter of a second more.
     ///
     /// # Cancel safety
     ///
@@ -108,8 +108,7 @@ impl<K: Kind> Lock<K> {
     ///
     /// [`Error::Timeout`] if it was not granted in that time; else as [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard<K>, Error> {
-        let deadline = Moment::now().after(timeout);
-        self.acquisition()?.acquire(Some(deadline)).await.map(Guard::new)
+        self.within(Wait::within(timeout)).await?.ok_or(Error::Timeout)
     }
 
     /// Acquires it, does some work, and releases it: also when the work fails, and the error is a part of `T`. The work is dropped, wherever
@@ -128,56 +127,103 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire). [`Error::NotHeld`] if the lock was lost before the work was done.
+    /// As [`acquire`](Self::acquire). [`Error::Lost`] if the lock was lost before the work was done. What the work has returned is returned
+    /// in any case: a release that does not reach the server is logged.
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&Guard<K>) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
-        let done = {
-            let lost = guard.lost();
-            tokio::select! {
-                biased;
-                () = lost => None,
-                done = work(&guard) => Some(done),
-            }
-        };
-        let released = guard.release().await;
-        done.ok_or(Error::NotHeld).and_then(|done| released.map(|()| done))
+        run(guard, work, Guard::lost, |guard| async move { guard.release().await }, &self.client).await
     }
 
-    /// Takes over a hold that another guard has [left](Guard::detach), perhaps in another process: renews it on the terms of this handle, and
-    /// keeps it from now on. It keeps its own session grace, whatever this handle says, and is bound to the connection of this client. A note of this
-    /// handle replaces the note of the hold. For permits, the handle says how many there are.
+    /// Takes part in the election of a leader: waits for the lock, does the work while it is held, and is a candidate again whenever the
+    /// lock was lost. Returns what the work returns while it leads.
+    ///
+    /// The work is dropped, wherever it is, as soon as the lock is lost. It has a guard of its own: while that lives, the lock is not
+    /// released.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`run`](Self::run).
     ///
     /// # Errors
     ///
-    /// [`Error::NotHeld`] if the hold with this token is gone, [`Error::Argument`] if guards of that owner in this client rely on another session
-    /// grace; else as [`try_acquire`](Self::try_acquire).
+    /// As [`acquire`](Self::acquire).
+    pub async fn lead<T, F>(&self, mut work: impl FnMut(Guard<K>) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = T>,
+    {
+        loop {
+            let guard = self.acquire().await?;
+            let Ok(again) = Held::again(&guard.held.hold) else { continue };
+            let work = work(Guard::new(again));
+            let release = |guard: Guard<K>| async move { guard.release().await };
+            match run(guard, async |_| work.await, Guard::lost, release, &self.client).await {
+                Err(Error::Lost) => tracing::info!("the lead was lost"),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Takes over a hold that another guard has [left](Guard::detach), perhaps in another process: renews it on the terms of this handle,
+    /// and keeps it from now on. It keeps its own session grace, whatever this handle says, and is bound to the connection of this client.
+    /// A note of this handle replaces the note of the hold. For permits, the handle says how many there are.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if the hold with this token has ended; else as [`try_acquire`](Self::try_acquire).
     pub async fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
         // No renewal gives a hold another session.
-        let (owner, session_grace) = (Some(hold.owner.as_slice().into()), hold.session_grace);
-        let options = Options { owner, session_grace, ..self.options.clone() };
-        let acquisition = Acquisition::new(&self.client.shared, K::FAMILY, self.keys.clone(), self.permits, &options)?;
-        if acquisition.session_grace() != hold.session_grace {
-            let what = "session_grace: this client has guards of that owner already, which rely on another one";
-            return Err(Error::Argument(what.to_owned()));
-        }
-        acquisition.take_over(vec![hold.token]).await.map(Guard::new)
+        let options = Options { session_grace: hold.session_grace, ..self.wanted.options.clone() };
+        let subject = self.wanted.by(hold.owner.as_slice().into());
+        self.client.core.take_over(subject, &options, hold.token).await.map(Guard::new)
     }
 
     /// A look at the lock from outside: who holds it, who waits, and how to take it away.
     pub fn observe(&self) -> Observer {
-        self.client.observe(self.keys.first().map_or(b"".as_slice(), Vec::as_slice))
+        self.client.observe(self.wanted.keys.first().map_or(b"".as_slice(), Vec::as_slice))
     }
+}
 
-    fn acquisition(&self) -> Result<Acquisition, Error> {
-        Acquisition::new(&self.client.shared, K::FAMILY, self.keys.clone(), self.permits, &self.options)
+/// Does work under a guard, and gives the guard back. What the work has returned is not thrown away, and a loss is told at once.
+pub(crate) async fn run<G, T, L, R>(
+    guard: G,
+    work: impl AsyncFnOnce(&G) -> T,
+    lost: impl FnOnce(&G) -> L,
+    release: impl FnOnce(G) -> R,
+    client: &Client,
+) -> Result<T, Error>
+where
+    L: Future<Output = ()>,
+    R: Future<Output = Result<(), Error>>,
+{
+    let lost = lost(&guard);
+    let done = tokio::select! {
+        biased;
+        done = work(&guard) => done,
+        () = lost => return Err(Error::Lost),
+    };
+    // Longer than one command may take it is left to the background.
+    match tokio::time::timeout(client.core.common.command_timeout, release(guard)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "the work is done, and its lock was not released"),
+        Err(_) => tracing::warn!("the work is done, and the release of its lock has no answer"),
     }
+    Ok(done)
 }
 
 impl Lock<Permits> {
     /// How many permits to take at once, at least 1. Default: 1.
     #[must_use]
     pub fn permits(mut self, permits: u32) -> Self {
-        self.permits = permits;
+        self.wanted.permits = permits;
+        self
+    }
+}
+
+impl Lock<Fair> {
+    /// How long the server keeps the place of a waiter whose connection has closed, 0 to 365 days. Default: its `rlock.fair-grace-ms`.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.options_mut().place_grace = Some(grace);
         self
     }
 }

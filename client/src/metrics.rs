@@ -1,16 +1,15 @@
 //! What a program may count: one method for each thing that happens to its locks.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
 
-/// Hears of what happens to the locks of a client, see [`Builder::metrics`](crate::Builder::metrics). Each method does nothing unless it is
-/// written.
+/// Counts what happens to the locks of a client, see [`Builder::metrics`](crate::Builder::metrics). Each method does nothing by default.
 ///
-/// They are called where it happens, so they must be quick and must not block, and ask nothing of a guard: they count, or put something aside. They
-/// must not panic. Of a [`MultiLock`](crate::MultiLock) each group of keys that is taken in one step is told of by its first key, of a
-/// [`Quorum`](crate::Quorum) each server by itself.
+/// The client calls them where it happens, so they must be quick and must not block. A panic in one is logged. Several keys that are
+/// acquired in one step are named by the first.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,17 +28,17 @@ use crate::Error;
 /// let builder = rlock_client::Client::builder().metrics(losses.clone());
 /// ```
 pub trait Metrics: Send + Sync {
-    /// It was granted, so long after it was asked for.
+    /// The lock was granted, this long after it was asked for.
     fn acquired(&self, key: &[u8], after: Duration) {
         let _ = (key, after);
     }
 
-    /// It was not free, and nobody waited for it.
+    /// The lock was not free, and the caller did not wait.
     fn refused(&self, key: &[u8]) {
         let _ = key;
     }
 
-    /// It was not granted, after so long: [`Error::Timeout`], or something that is wrong.
+    /// The acquisition failed, after this long.
     fn failed(&self, key: &[u8], error: &Error, after: Duration) {
         let _ = (key, error, after);
     }
@@ -49,25 +48,32 @@ pub trait Metrics: Send + Sync {
         let _ = (key, error);
     }
 
-    /// A guard could not rely on its hold any more, and had not released it.
+    /// A hold ended before its release.
     fn lost(&self, key: &[u8]) {
         let _ = key;
     }
 
-    /// A release has come to an end, that of a dropped guard as well; with what, if it failed.
+    /// A release has ended, also that of a dropped guard; with the error if it failed.
     fn released(&self, key: &[u8], error: Option<&Error>) {
         let _ = (key, error);
     }
 }
 
-/// Nobody counts.
 struct Uncounted;
 
 impl Metrics for Uncounted {}
 
-/// Who counts.
 #[derive(Clone)]
 pub(crate) struct Meter(pub(crate) Arc<dyn Metrics>);
+
+impl Meter {
+    /// A panic must not stop what counts.
+    pub(crate) fn count(&self, event: impl FnOnce(&dyn Metrics)) {
+        if catch_unwind(AssertUnwindSafe(|| event(&*self.0))).is_err() {
+            tracing::error!("the application's metrics panicked");
+        }
+    }
+}
 
 impl Default for Meter {
     fn default() -> Self {

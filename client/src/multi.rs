@@ -4,24 +4,21 @@
 //! the order of the places' names and of the slots, which is the same for everybody: so nobody waits in a circle.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::select_all;
+
 use crate::Error;
-use crate::acquisition::Acquisition;
+use crate::acquire::{Wait, Wanted};
 use crate::client::Client;
-use crate::clock::Moment;
-use crate::hold::{Held, fewer_pending_than, fewer_than, fewer_unreleased_than};
-use crate::identity::unique_owner;
+use crate::hold::Held;
+use crate::lock::run;
 use crate::options::{Options, option_methods};
-use crate::timer::sleep_until_some;
-use crate::waiter::LATE;
 use crate::wire::Family;
 
 /// Several keys that are locked together. A key that is locked by [`Client::lock`] elsewhere is the same lock.
 ///
-/// Whoever acquires in the name of an [`owner`](Self::owner) has one request at a time for a key. While it waits for several, all else that is asked
-/// in that name for one of them waits too, also a release, [`Guard::reenter`](crate::Guard::reenter) and `try_acquire`.
+/// An [`owner`](Self::owner) that holds just these keys already enters again. One that holds only some of them is refused.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
     places: Vec<(Client, Vec<Vec<u8>>)>,
@@ -52,6 +49,10 @@ impl MultiLock {
         let keys = keys.into_iter().map(|key| key.as_ref().to_vec()).collect();
         self.places.push((client.clone(), keys));
         self
+    }
+
+    fn options_mut(&mut self) -> &mut Options {
+        &mut self.options
     }
 
     option_methods!();
@@ -92,60 +93,65 @@ impl MultiLock {
     ///
     /// [`Error::Timeout`] if not all were granted in that time; then none is held.
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error> {
-        self.take(Wait::Until(Some(Moment::now().after(timeout)))).await?.ok_or(Error::Timeout)
+        self.take(Wait::within(timeout)).await?.ok_or(Error::Timeout)
+    }
+
+    /// Acquires all, does some work, and releases all, as [`Lock::run`](crate::Lock::run).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future drops the work, and releases in the background.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if one of the locks was lost before the work was done.
+    pub async fn run<T>(&self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T, Error> {
+        let guard = self.acquire().await?;
+        // There is a place, or nothing would have been acquired.
+        let Some((client, _)) = self.places.first() else { return Err(Error::Closed) };
+        run(guard, work, MultiGuard::lost, |guard| async move { guard.release().await }, client).await
     }
 
     async fn take(&self, wait: Wait) -> Result<Option<MultiGuard>, Error> {
-        let homes = || self.places.iter().map(|(client, _)| &client.shared.home);
-        // Whoever closes one of the clients waits until nothing is left, also of what was taken in the places of the others.
-        let _under_way: Vec<_> = homes().map(|home| home.under_way()).collect();
-        let closings: Vec<_> = homes().map(|home| Box::pin(home.closing())).collect();
-        let none_is_closed = closings.len();
+        let groups = self.groups()?;
+        let closings: Vec<_> = groups.iter().map(|group| Box::pin(group.client.core.closing.cancelled())).collect();
         let taken = tokio::select! {
             biased;
-            outcome = Box::pin(self.take_all(wait)) => outcome?,
-            () = fewer_pending_than(none_is_closed, closings) => return Err(Error::Closed),
-        };
-        // One may have been closed before the last grant was looked at: all are given back.
-        homes().try_for_each(|home| home.check())?;
+            // Also of a place whose lock is held already while another one is waited for.
+            _ = select_all(closings) => Err(Error::Closed),
+            taken = self.take_all(&groups, wait) => taken,
+        }?;
+        groups.iter().try_for_each(|group| group.client.core.enter().map(drop))?;
         Ok(taken)
     }
 
-    async fn take_all(&self, wait: Wait) -> Result<Option<MultiGuard>, Error> {
-        let groups = self.groups()?;
-        // In all places it is one owner.
-        let unique: Arc<[u8]> = unique_owner().into();
+    async fn take_all(&self, groups: &[Group], wait: Wait) -> Result<Option<MultiGuard>, Error> {
         let mut guard = MultiGuard { holds: Vec::with_capacity(groups.len()) };
+        // In all places it is one owner.
+        let mut owner = self.options.owner.clone();
         for group in groups {
-            match self.take_group(group, &unique, wait).await {
+            let core = &group.client.core;
+            let owner = owner.get_or_insert_with(|| core.id.next_owner().into()).clone();
+            let is_named = self.options.owner.is_some();
+            let family = if group.keys.len() == 1 { Family::Mutex } else { Family::Many };
+            let wanted = Wanted { family, keys: group.keys.clone().into(), permits: 1, options: self.options.clone() };
+            wanted.check()?;
+            match core.acquire_by(wanted.by(owner), &self.options, is_named, wait).await {
                 Ok(Some(held)) => guard.holds.push(held),
                 outcome => {
-                    guard.give_back(wait).await;
+                    // The caller hears of it when the others are free again, or its time has passed.
+                    let limit = wait.limit(core.common.command_timeout);
+                    let releasing = guard.release();
+                    match limit {
+                        Some(limit) => drop(tokio::time::timeout_at(limit, releasing).await),
+                        None => drop(releasing.await),
+                    }
                     return outcome.map(|_| None);
                 }
             }
         }
         // The first may have been lost while the last was waited for.
-        if guard.is_held() {
-            return Ok(Some(guard));
-        }
-        guard.give_back(wait).await;
-        Err(Error::NotHeld)
-    }
-
-    async fn take_group(&self, group: Group, unique: &Arc<[u8]>, wait: Wait) -> Result<Option<Held>, Error> {
-        let (Group { client: Client { shared }, mut keys }, options) = (group, &self.options);
-        // The same set of keys is one thing to wait for, in whichever order it was named.
-        keys.sort();
-        let (family, keys) = (if keys.len() == 1 { Family::Mutex } else { Family::Many }, Arc::from(keys));
-        let acquisition = match options.owner {
-            Some(_) => Acquisition::new(&shared, family, keys, 1, options)?,
-            None => Acquisition::by_unique_owner(&shared, family, keys, unique.clone(), options)?,
-        };
-        match wait {
-            Wait::Not => acquisition.try_acquire().await,
-            Wait::Until(deadline) => acquisition.acquire(deadline).await.map(Some),
-        }
+        if guard.is_held() { Ok(Some(guard)) } else { Err(Error::Lost) }
     }
 
     /// The groups in the order in which everybody takes them.
@@ -154,10 +160,10 @@ impl MultiLock {
         let mut seen = BTreeSet::new();
         for (client, keys) in &self.places {
             for key in keys {
-                let order = (client.shared.place(), client.shared.slot_of(std::slice::from_ref(key)));
+                let order = (client.core.place(), client.core.slot_of(std::slice::from_ref(key)));
                 if !seen.insert((order.0.clone(), key.clone())) {
                     let key = String::from_utf8_lossy(key);
-                    return Err(Error::Argument(format!("keys has {key:?} twice")));
+                    return Err(Error::Argument(format!("keys has {key:?} twice; expected each key once")));
                 }
                 match groups.iter_mut().find(|(other, _)| *other == order) {
                     Some((_, group)) => group.keys.push(key.clone()),
@@ -166,17 +172,14 @@ impl MultiLock {
             }
         }
         if groups.is_empty() {
-            return Err(Error::Argument("keys has no key".to_owned()));
+            return Err(Error::Argument("keys is empty; expected at least one key".to_owned()));
         }
         groups.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Ok(groups.into_iter().map(|(_, group)| group).collect())
+        let mut groups: Vec<_> = groups.into_iter().map(|(_, group)| group).collect();
+        // The same set of keys is one thing to wait for, in whichever order it was named.
+        groups.iter_mut().for_each(|group| group.keys.sort());
+        Ok(groups)
     }
-}
-
-#[derive(Clone, Copy)]
-enum Wait {
-    Not,
-    Until(Option<Moment>),
 }
 
 /// All keys of a [`MultiLock`], held together. Dropping it releases all in the background.
@@ -206,18 +209,30 @@ impl MultiGuard {
         self.holds.iter().all(|held| held.hold.is_held())
     }
 
+    /// How long all can be relied upon if none is renewed again; zero if one is lost.
+    pub fn valid_for(&self) -> Duration {
+        self.holds.iter().map(|held| held.hold.valid_for()).min().unwrap_or_default()
+    }
+
     /// Resolves as soon as one of them can no longer be relied upon, see [`Guard::lost`](crate::Guard::lost).
     ///
     /// # Cancel safety
     ///
     /// It may be dropped and asked for again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        fewer_than(self.holds.len(), &self.holds)
+        let lost: Vec<_> = self.holds.iter().map(|held| Box::pin(held.hold.clone().lost())).collect();
+        async move { drop(select_all(lost).await) }
     }
 
     /// Resolves when all have been released, whether by hand or because it was dropped.
-    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + use<> {
-        fewer_unreleased_than(1, &self.holds)
+    #[cfg(feature = "blocking")]
+    pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + Sync + use<> {
+        let holds: Vec<_> = self.holds.iter().map(|held| held.hold.clone()).collect();
+        async move {
+            for hold in holds {
+                hold.released().await;
+            }
+        }
     }
 
     /// Renews all now.
@@ -231,7 +246,7 @@ impl MultiGuard {
     /// As [`Guard::renew`](crate::Guard::renew), for the first that could not be renewed.
     pub async fn renew(&self) -> Result<(), Error> {
         for held in &self.holds {
-            held.hold.renew_by_hand(None).await?;
+            held.hold.renew(None).await?;
         }
         Ok(())
     }
@@ -248,22 +263,8 @@ impl MultiGuard {
     pub async fn release(mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         while let Some(held) = self.holds.pop() {
-            outcome = outcome.and(held.release().await);
+            outcome = outcome.and(held.release(None).await);
         }
         outcome
-    }
-
-    /// Releases what was acquired before something failed. That is what the caller hears of, in time: what takes longer is left to the background.
-    async fn give_back(self, wait: Wait) {
-        let deadline = if let Wait::Until(deadline) = wait { deadline } else { None };
-        tokio::select! {
-            biased;
-            outcome = self.release() => {
-                if let Err(error) = outcome {
-                    tracing::debug!(%error, "not all of several locks could be given back");
-                }
-            }
-            () = sleep_until_some(deadline.map(|deadline| deadline.after(LATE))) => {}
-        }
     }
 }

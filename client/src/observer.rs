@@ -5,10 +5,9 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use crate::Error;
-use crate::call::{Answered, Once, Prepare};
 use crate::client::Client;
-use crate::clock::Moment;
-use crate::follower::Events;
+#[cfg(feature = "events")]
+use crate::events::Events;
 use crate::wire::{self, field};
 
 impl Client {
@@ -130,14 +129,7 @@ impl Waiter {
 
 impl Observer {
     async fn ask(&self, command: &Cmd) -> Result<Value, Error> {
-        self.call(command).await?.said.map_err(|error| Error::from_answer(&error))
-    }
-
-    async fn call(&self, command: &impl Prepare) -> Result<Answered, Error> {
-        let shared = &self.client.shared;
-        let slot = shared.slot_of(std::slice::from_ref(&self.key));
-        let give_up = Moment::now().after(shared.settings.retry_for);
-        shared.servers.call(slot, command, shared.settings.response_timeout, give_up).await
+        self.client.core.request(std::slice::from_ref(&self.key), command).await
     }
 
     /// What INFO says; `None` if there is no lock.
@@ -149,7 +141,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// [`Error::Server`] with `WRONGTYPE` if something else is under the key, [`Error::Connection`] if no server answers.
+    /// [`Error::Refused`] with `WRONGTYPE` if something else is under the key, [`Error::Unavailable`] if no server answers.
     pub async fn is_locked(&self) -> Result<bool, Error> {
         Ok(self.lease_left().await?.is_some())
     }
@@ -198,8 +190,9 @@ impl Observer {
     /// # Errors
     ///
     /// [`Error::NoEvents`] if the server does not tell, see there; else as [`is_locked`](Self::is_locked).
+    #[cfg(feature = "events")]
     pub async fn events(&self) -> Result<Events, Error> {
-        Events::of(&self.client.shared, &self.key).await
+        Events::of(&self.client.core, &self.key).await
     }
 
     /// Takes it away from all who hold it, and serves those who wait. Returns whether anybody held it.
@@ -208,32 +201,30 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// As [`is_locked`](Self::is_locked). [`Error::Connection`] is also what comes of a lost answer: then it may have been done. It is not sent
+    /// As [`is_locked`](Self::is_locked). [`Error::Unavailable`] is also what comes of a lost answer: then it may have been done. It is not sent
     /// again, because that would hit whoever was served by it.
     pub async fn force_release(&self) -> Result<bool, Error> {
-        let Some((_, command)) = self.force_command().await? else { return Ok(false) };
-        let answered = self.call(&Once(command)).await?;
-        was_held(answered)
+        let Some(command) = self.force_command().await? else { return Ok(false) };
+        let core = &self.client.core;
+        let slot = core.slot_of(std::slice::from_ref(&self.key));
+        Ok(wire::number(&core.ask(slot, &command, core.common.command_timeout).await.said?)? == 1)
     }
 
-    /// The same for the one hold with a fencing token: the next holder is not hit by mistake, also if it is sent again after a lost answer. Returns
-    /// whether it was held.
+    /// The same for the one hold with a fencing token: the next holder is not hit by mistake, also if it is sent again after a lost answer.
+    /// Returns whether it was held just before.
     ///
     /// # Errors
     ///
     /// As [`is_locked`](Self::is_locked).
     pub async fn force_release_of(&self, token: u64) -> Result<bool, Error> {
-        let Some((info, mut command)) = self.force_command().await? else { return Ok(false) };
+        let was_held = self.holders().await?.iter().any(|holder| holder.token == token);
+        let Some(mut command) = self.force_command().await? else { return Ok(was_held) };
         command.arg("TOKEN").arg(token);
-        let answered = self.call(&command).await?;
-        // It was held just now, and what ended it may be an earlier copy of this.
-        let holders = Holder::all(needed(&info, "holders")?)?;
-        let may_be_done = answered.is_resent && holders.iter().any(|holder| holder.token == token);
-        Ok(was_held(answered)? || may_be_done)
+        Ok(wire::number(&self.ask(&command).await?)? == 1 || was_held)
     }
 
-    /// What INFO says, and the command without a token; `None` if there is no lock.
-    async fn force_command(&self) -> Result<Option<(Value, Cmd)>, Error> {
+    /// The command without a token; `None` if there is no lock.
+    async fn force_command(&self) -> Result<Option<Cmd>, Error> {
         let Some(info) = self.info().await? else { return Ok(None) };
         let family = match wire::bytes(needed(&info, "kind")?)? {
             b"mutex" => "RLOCK",
@@ -244,12 +235,6 @@ impl Observer {
         };
         let mut command = redis::cmd(&[family, ".FORCERELEASE"].concat());
         command.arg(&self.key);
-        Ok(Some((info, command)))
+        Ok(Some(command))
     }
-}
-
-/// What FORCERELEASE answers.
-fn was_held(answered: Answered) -> Result<bool, Error> {
-    let said = answered.said.map_err(|error| Error::from_answer(&error))?;
-    Ok(wire::number(&said)? == 1)
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Error;
-use crate::identity::{check_note, check_owner};
+use crate::clock::Moment;
 
-/// The lease of a lock for which none was given; such a lock renews itself.
+/// The lease of a lock for which none was given.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
 /// The shortest lease that the module takes.
@@ -15,137 +15,150 @@ pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 /// The longest lease and session grace that the module takes.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// How many bytes an owner may have.
+const OWNER_BYTES: std::ops::RangeInclusive<usize> = 1..=512;
+
+/// How many bytes a note may have.
+const NOTE_BYTES: usize = 256;
+
 /// Checks a span of time that the server would refuse.
 pub(crate) fn check_span(name: &str, span: Duration, shortest: Duration) -> Result<(), Error> {
     if (shortest..=LONGEST).contains(&span) {
         return Ok(());
     }
-    Err(Error::Argument(format!("{name} is {span:?}, and may be {shortest:?} to 365 days")))
+    Err(Error::Argument(format!("{name} is {span:?}; expected {shortest:?} to 365 days")))
 }
 
-/// What a user may say about an acquisition.
-#[derive(Clone, Debug, Default)]
+/// What the caller says about an acquisition.
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
-    pub(crate) lease: Option<Duration>,
-    pub(crate) renews: Option<bool>,
+    pub(crate) lease: Duration,
+    pub(crate) renews: bool,
     pub(crate) session_grace: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// When the hold ends that this one comes of, if it has a longest time.
+    pub(crate) ends_by: Option<Moment>,
     pub(crate) owner: Option<Arc<[u8]>>,
     pub(crate) note: Option<Arc<[u8]>>,
     pub(crate) replicas: Option<(u32, Duration)>,
+    /// How long the server keeps the place of a fair lock's waiter whose connection has closed.
+    pub(crate) place_grace: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            lease: DEFAULT_LEASE,
+            renews: true,
+            session_grace: None,
+            max_hold: None,
+            ends_by: None,
+            owner: None,
+            note: None,
+            replicas: None,
+            place_grace: None,
+        }
+    }
 }
 
 impl Options {
     /// Checks what the server would refuse.
     pub(crate) fn check(&self) -> Result<(), Error> {
+        check_span("lease", self.lease, SHORTEST)?;
         let spans = [
-            ("lease", self.lease, SHORTEST),
             ("max_hold", self.max_hold, SHORTEST),
             ("session_grace", self.session_grace, Duration::ZERO),
+            ("grace", self.place_grace, Duration::ZERO),
         ];
         for (name, span, shortest) in spans {
             span.map_or(Ok(()), |span| check_span(name, span, shortest))?;
         }
-        self.note.as_deref().map_or(Ok(()), check_note)?;
-        self.owner.as_deref().map_or(Ok(()), check_owner)
+        if let Some(note) = self.note.as_deref().filter(|note| note.len() > NOTE_BYTES) {
+            return Err(Error::Argument(format!("note has {} bytes; expected 0 to {NOTE_BYTES}", note.len())));
+        }
+        if let Some(owner) = self.owner.as_deref().filter(|owner| !OWNER_BYTES.contains(&owner.len())) {
+            return Err(Error::Argument(format!("owner has {} bytes; expected 1 to 512", owner.len())));
+        }
+        Ok(())
     }
 
-    /// What to ask for. Nothing is held for longer than `max_hold`, so nothing longer is asked for.
-    pub(crate) fn lease(&self) -> Duration {
-        let lease = self.lease.unwrap_or(DEFAULT_LEASE);
-        self.max_hold.map_or(lease, |most| lease.min(most))
-    }
-
-    /// Whether the hold renews itself: if no lease was given, or if asked for.
-    pub(crate) fn renews(&self) -> bool {
-        self.renews.unwrap_or(self.lease.is_none())
+    /// The lease to ask for: at most `max_hold`, and the longest one that the server grants.
+    pub(crate) fn lease(&self, longest: Duration) -> Duration {
+        self.lease.min(self.max_hold.unwrap_or(LONGEST)).min(longest)
     }
 }
 
-/// Adds the options about how long to hold to a builder with a field `options`.
+/// Adds the options about how long to hold to a builder that implements `options_mut`.
 macro_rules! holding_methods {
     () => {
-        /// How long a hold lives without renewal, 1 ms to 365 days, in whole milliseconds. Without this option it is 30 s, and renewed
-        /// every third of it for as long as the guard lives. With it, the hold is not renewed unless
-        /// [`renewing`](Self::renewing) says so.
+        /// How long a hold lives without renewal, 1 ms to 365 days, in whole milliseconds. The guard renews it every third of this time,
+        /// so it is how long the lock stays held after its holder crashed. Default: 30 s.
         #[must_use]
         pub fn lease(mut self, lease: std::time::Duration) -> Self {
-            self.options.lease = Some(lease);
+            let options = self.options_mut();
+            (options.lease, options.renews) = (lease, true);
             self
         }
 
-        /// Whether the guard renews the hold every third of its lease. Default: if no lease is given.
+        /// As [`lease`](Self::lease), but the guard does not renew the hold: it is lost when this time has passed.
         #[must_use]
-        pub fn renewing(mut self, renews: bool) -> Self {
-            self.options.renews = Some(renews);
+        pub fn fixed_lease(mut self, lease: std::time::Duration) -> Self {
+            let options = self.options_mut();
+            (options.lease, options.renews) = (lease, false);
             self
         }
 
         /// Ends the hold this long after it was granted, whatever renewals there are.
         #[must_use]
         pub fn max_hold(mut self, most: std::time::Duration) -> Self {
-            self.options.max_hold = Some(most);
+            self.options_mut().max_hold = Some(most);
             self
         }
     };
 }
 pub(crate) use holding_methods;
 
-/// Adds the options to a builder with a field `options`.
+/// Adds all options to a builder that implements `options_mut`.
 macro_rules! option_methods {
     () => {
         crate::options::holding_methods!();
 
-        /// Ends the hold this long after its connection has closed, 0 to 365 days: a crash of this process is felt at once and not at
-        /// the end of the lease. A lost connection that is replaced within this time does no harm.
+        /// Ends the hold this long after its connection has closed, 0 to 365 days, so that a crash of this process is noticed sooner than
+        /// by the lease. The client binds the hold to a new connection as soon as one is lost, and renews it every third of this time.
         ///
-        /// The hold is bound anew every third of this time, so that the guard knows of a loss before the server acts on
-        /// it, and a server that takes the lock over hears of the connection in time. With 0 it cannot know before.
-        ///
-        /// A connection that is silent for a third of what is left of the hold, and for at least 250 ms, is given up, so that there is time for
-        /// another one. All of the client share it, so what others hold with a grace of 0 ends with it: short graces are for servers that are never
-        /// busy for so long.
-        ///
-        /// All that one [`owner`](Self::owner) holds of a lock at a time ends together, so its guards of one client have one grace, or none: that of the
-        /// first of them, whether it was taken alone or among the keys of a [`MultiLock`](crate::MultiLock). Another one that a later handle names counts
-        /// when all of these have ended.
+        /// With 0 the server ends the hold with the connection.
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
-            self.options.session_grace = Some(grace);
+            self.options_mut().session_grace = Some(grace);
             self
         }
 
-        /// The owner, 1 to 512 bytes, in whose name to hold. Default: one that nobody else has, for each acquisition. Locks are re-entrant by
-        /// owner: who shares an owner shares its holds.
+        /// The owner in whose name to hold, 1 to 512 bytes. Without it every acquisition has an owner of its own.
         ///
-        /// The server refuses to let owners wait for each other in a circle ([`Error::Deadlock`](crate::Error::Deadlock)). It knows them by
-        /// name: give all that one thread of control holds the same owner, and it is told instead of waiting for ever.
+        /// Acquiring again what this owner holds already through the same client counts a re-entry: the lock is released with the last of
+        /// the guards. The server refuses to let owners wait for each other in a circle ([`Error::Deadlock`](crate::Error::Deadlock)).
         ///
-        /// An owner stands for one thread of control. It has one request at a time for a lock: a second one waits
-        /// for the first to be answered, and that may be the end of a wait. So while one task waits in the name of an owner, what
-        /// another one releases or drops in that name is released only when the wait has ended: an owner that waits for
-        /// more permits does not give back those that it has. Tasks that go on beside each other take different owners.
+        /// An owner stands for one thread of control, and has one request at a time for a key: while it waits, its releases for that key
+        /// wait too. Requests of one owner from different clients end each other ([`Error::Superseded`](crate::Error::Superseded)).
         #[must_use]
         pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
-            self.options.owner = Some(owner.as_ref().into());
+            self.options_mut().owner = Some(owner.as_ref().into());
             self
         }
 
-        /// A text for people, up to 256 bytes, that the server stores with the hold: the host and process, or the URL of a build. It is shown with the
-        /// [holder](crate::Holder::note) and, while it waits, with the [waiter](crate::Waiter::note), and nothing else depends on it.
-        ///
-        /// A re-entry with a note replaces that of the hold, and an empty note removes it. Default: none is sent.
+        /// A text for people, up to 256 bytes, that the server stores with the hold: the host and process, or the URL of a build. The
+        /// [holder](crate::Holder::note) and the [waiter](crate::Waiter::note) show it.
         #[must_use]
         pub fn note(mut self, note: impl AsRef<[u8]>) -> Self {
-            self.options.note = Some(note.as_ref().into());
+            self.options_mut().note = Some(note.as_ref().into());
             self
         }
 
-        /// Reports a grant only when this many replicas have acknowledged it within `timeout`. Otherwise it is given back, and the
-        /// error is [`Error::Replicas`](crate::Error::Replicas).
+        /// Reports a grant only when this many replicas have acknowledged it within `timeout`. Otherwise the client gives it back and
+        /// fails with [`Error::Replicas`](crate::Error::Replicas). Each acquisition opens a connection for this.
         #[must_use]
         pub fn replicas(mut self, replicas: u32, timeout: std::time::Duration) -> Self {
-            self.options.replicas = Some((replicas, timeout));
+            self.options_mut().replicas = Some((replicas, timeout));
             self
         }
     };

@@ -3,26 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::Cmd;
+use tokio::time::sleep;
+
 use crate::Error;
-use crate::call::Answered;
+use crate::acquire::Wanted;
 use crate::client::Client;
-use crate::clock::Moment;
-use crate::gate::Gate;
+use crate::core::{Core, Pauses, Reply};
 use crate::guard::Guard;
-use crate::hold::Held;
-use crate::identity::unique_owner;
-use crate::kind::Permits;
-use crate::link::Link;
+use crate::hold::{Held, Hold};
+use crate::identity::next_id;
+use crate::kinds::Permits;
 use crate::lock::Lock;
 use crate::observer::{Holder, Observer};
 use crate::options::{Options, check_span, holding_methods};
-use crate::request::{Grant, Keeping, Request};
-use crate::wire::{self, Family, Subject};
+use crate::request::Request;
+use crate::wire::{self, Family};
 
 /// A number of permits under one key. It stays when nobody holds any: make it once with [`init`](Self::init).
 ///
-/// Whoever takes permits in the name of an [`owner`](Lock::owner) has one request at a time: while it waits for more, it can give none back. Tasks
-/// that share one name can wait for each other for ever. Without a name each acquisition has an owner of its own.
+/// Each acquisition has an owner of its own. The caller can name one with [`owner`](Lock::owner): acquiring the same number of permits again
+/// in its name is a re-entry, which takes none.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     client: Client,
@@ -46,7 +47,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Server`] with `WRONGTYPE` if something else is under the key.
+    /// [`Error::Refused`] with `WRONGTYPE` if something else is under the key.
     pub async fn init(&self, permits: u32) -> Result<bool, Error> {
         Ok(self.configure("INIT", permits, None).await? == 1)
     }
@@ -54,7 +55,7 @@ impl Semaphore {
     /// [`init`](Self::init) with an idle time: the server deletes the semaphore after `idle` without holders and waiters. A semaphore that
     /// exists gets this idle time, which begins again. `idle` is 0 to 365 days, rounded up to whole milliseconds; 0 removes the idle time.
     ///
-    /// After the deletion acquisitions fail with [`Error::NoSemaphore`], until a client calls `init` again.
+    /// After the deletion acquisitions fail with [`Error::Refused`] with `NOSEMAPHORE`, until a client calls `init` again.
     ///
     /// # Cancel safety
     ///
@@ -76,7 +77,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSemaphore`] if there is none.
+    /// [`Error::Refused`] with `NOSEMAPHORE` if there is none.
     pub async fn resize(&self, permits: u32) -> Result<i64, Error> {
         self.configure("RESIZE", permits, None).await
     }
@@ -85,7 +86,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::Connection`] if no server answers.
+    /// [`Error::Unavailable`] if no server answers.
     pub async fn available_permits(&self) -> Result<Option<i64>, Error> {
         let info = self.observe().info().await?;
         info.map(|info| wire::number(wire::field(&info, "available").unwrap_or(&redis::Value::Nil))).transpose()
@@ -97,12 +98,8 @@ impl Semaphore {
     }
 
     async fn configure(&self, verb: &str, permits: u32, idle: Option<Duration>) -> Result<i64, Error> {
-        let shared = &self.client.shared;
         let command = wire::configure_semaphore(verb, &self.key, permits, idle);
-        let slot = shared.slot_of(std::slice::from_ref(&self.key));
-        let give_up = Moment::now().after(shared.settings.retry_for);
-        let answered = shared.servers.call(slot, &command, shared.settings.response_timeout, give_up).await?;
-        wire::number(&answered.said.map_err(|error| Error::from_answer(&error))?)
+        wire::number(&self.client.core.request(std::slice::from_ref(&self.key), &command).await?)
     }
 
     /// Permits to acquire, at least 1.
@@ -125,7 +122,7 @@ impl Semaphore {
 
     /// All permits that are available, with the options by which they are taken.
     pub fn draining(&self) -> Drain {
-        Drain { client: self.client.clone(), key: self.key.clone(), options: Options::default() }
+        Drain { client: self.client.clone(), wanted: Wanted::one(Family::Semaphore, &self.key) }
     }
 }
 
@@ -135,11 +132,14 @@ impl Semaphore {
 #[derive(Clone, Debug)]
 pub struct Drain {
     client: Client,
-    key: Vec<u8>,
-    options: Options,
+    wanted: Wanted,
 }
 
 impl Drain {
+    fn options_mut(&mut self) -> &mut Options {
+        &mut self.wanted.options
+    }
+
     holding_methods!();
 
     /// Takes them. Returns how many, with their guard. `None` if there are none, or if somebody waits for them.
@@ -150,140 +150,102 @@ impl Drain {
     ///
     /// # Errors
     ///
-    /// [`Error::NoSemaphore`] if there is none.
+    /// [`Error::Refused`] with `NOSEMAPHORE` if there is none.
     pub async fn take(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
-        self.options.check()?;
-        let client = self.client.shared.clone();
-        let home = client.home.clone();
-        // Whoever closes the client waits for it.
-        let _under_way = home.under_way();
-        home.check()?;
-        let (keys, owner) = (Arc::from([self.key.clone()]), unique_owner().into());
-        let subject = Subject { family: Family::Semaphore, keys, owner, permits: 1 };
-        let request = Request {
-            client,
-            subject,
-            lease: self.options.lease(),
-            gate: Gate::new(None),
-            note: None,
-            keeping: Keeping {
-                renews: self.options.renews(),
-                max_hold: self.options.max_hold,
-                ends_by: None,
-                replicas: None,
-            },
-        };
-        // So that it is never dropped between taking and knowing what was taken.
-        let drained = home.run_to_the_end(drain(request)).await?;
-        // It may have been closed meanwhile: what was taken is given back.
-        home.check()?;
-        Ok(drained.map(|held| (held.hold.request.subject.permits, Guard::new(held))))
+        self.wanted.check()?;
+        let core = &self.client.core;
+        let token = core.enter()?;
+        let subject = self.wanted.by(core.id.next_owner().into());
+        let request = Request::new(core, subject, &self.wanted.options).await;
+        // In a task of its own, so that it is never dropped between taking and knowing what was taken.
+        let (taking, core) = (drain(request), core.clone());
+        let home = core.common.home.clone();
+        let task = home.spawn(async move {
+            let taken = taking.await;
+            // What is dropped after the client was closed is released, and closing waits for that.
+            let outcome =
+                taken.and_then(|taken| if core.closing.is_cancelled() { Err(Error::Closed) } else { Ok(taken) });
+            drop(token);
+            outcome
+        });
+        let taken = task.await.unwrap_or(Err(Error::Closed))?;
+        Ok(taken.map(|held| (held.hold.permits(), Guard::new(held))))
     }
-}
-
-impl Guard<Permits> {
-    /// How many permits are held.
-    pub fn permits(&self) -> u32 {
-        self.held.hold.permits()
-    }
-
-    /// Gives back some of the permits, fewer than are held, and keeps the others on the same lease and token.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future leaves the rest to the background.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if that were none or all of them, [`Error::NotHeld`] if the hold is gone or ends before a server answers,
-    /// [`Error::Superseded`] if another client of the same owner has asked meanwhile: then nobody knows how many are left, and the lease ends them.
-    pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
-        let hold = self.held.hold.clone();
-        let home = hold.request.client.home.clone();
-        let releasing = home.run_to_the_end(async move { hold.release_some(permits).await });
-        tokio::select! {
-            biased;
-            outcome = releasing => outcome,
-            () = self.lost() => Err(Error::NotHeld),
-        }
-    }
-}
-
-/// What DRAIN has taken, or may have.
-struct Taken {
-    /// So many permits; not known if it was sent more than once.
-    permits: Option<u32>,
-    counts_from: Moment,
-    link: Arc<Link>,
 }
 
 /// DRAIN has no request id. It is safe to send it again because the owner is new: what it holds in the end is what was taken.
 async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
-    let give_up = Moment::now().after(request.client.settings.retry_for.min(request.lease / 2));
-    let answered = request.call(&request.subject.drain(request.lease), give_up).await;
-    // Without an answer it may have been executed, and of an earlier copy a refusal says nothing.
-    let may_be_done =
-        answered.as_ref().map_or_else(|error| matches!(error, Error::Connection { .. }), |answered| answered.is_resent);
-    let Taken { permits, counts_from, link } = match answered.and_then(taken_in) {
-        Ok(None) => return Ok(None),
-        Ok(Some(taken)) => taken,
-        Err(error) => {
-            if may_be_done {
-                give_back_all(request, None);
+    let command = request.subject.drain(request.lease);
+    let (mut pauses, mut is_sent) = (Pauses::default(), false);
+    let until = request.core.now().after(request.core.common.command_timeout);
+    let first_sent = request.core.now();
+    loop {
+        let Reply { link, said, .. } = request.ask(&command, Duration::MAX).await;
+        let outcome = match said.and_then(|taken| wire::number(&taken)) {
+            // After a lost reply nothing is left to take, and what the owner holds was taken before.
+            Ok(taken) if taken > 0 || is_sent => {
+                own_hold(&request).await.map_err(|error| (error, u32::try_from(taken).ok()))
             }
-            return Err(error);
-        }
-    };
-    match own_hold(&request, give_up).await {
-        Ok(None) => Ok(None),
-        Ok(Some(Holder { token, holds, .. })) => {
-            request.subject.permits = holds;
-            let lease = request.lease;
-            Held::new(Arc::new(request), Grant { tokens: vec![token], counts_from, lease, link }).map(Some)
-        }
-        Err(error) => {
-            give_back_all(request, permits);
-            Err(error)
-        }
+            Ok(_) => return Ok(None),
+            Err(error) if error.is_lost_reply() && request.core.now() < until => {
+                is_sent |= link.is_some();
+                sleep(pauses.next()).await;
+                continue;
+            }
+            Err(error) => {
+                is_sent |= error.is_lost_reply() && link.is_some();
+                if is_sent { Err((error, None)) } else { return Err(error) }
+            }
+        };
+        return match (outcome, link) {
+            (Ok(None), _) => Ok(None),
+            (Ok(Some(Holder { token, holds, .. })), Some(link)) => {
+                request.subject.permits = holds;
+                Hold::begin(Arc::new(request), vec![token], first_sent, None, &link)
+            }
+            (Ok(Some(_)), None) => Ok(None),
+            (Err((error, taken)), _) => {
+                give_back(request, taken.filter(|_| !is_sent));
+                Err(error)
+            }
+        };
     }
 }
 
-/// What an answer to DRAIN says.
-fn taken_in(answered: Answered) -> Result<Option<Taken>, Error> {
-    let Answered { said, first_sent, is_resent, link, .. } = answered;
-    let taken = wire::number(&said.map_err(|error| Error::from_answer(&error))?)?;
-    if taken == 0 && !is_resent {
-        return Ok(None);
-    }
-    let permits = u32::try_from(taken).ok().filter(|_| !is_resent);
-    Ok(Some(Taken { permits, counts_from: first_sent, link }))
+fn info_of(request: &Request) -> Cmd {
+    let mut command = redis::cmd("RSEMAPHORE.INFO");
+    command.arg(request.subject.first_key()).arg("OWNER").arg(&*request.subject.owner);
+    command
 }
 
 /// What the owner of a request holds.
-async fn own_hold(request: &Request, give_up: Moment) -> Result<Option<Holder>, Error> {
-    let mut command = redis::cmd("RSEMAPHORE.INFO");
-    command.arg(&request.subject.keys[0]).arg("OWNER").arg(&request.subject.owner[..]);
-    let info = request.call(&command, give_up).await?.said.map_err(|error| Error::from_answer(&error))?;
+async fn own_hold(request: &Request) -> Result<Option<Holder>, Error> {
+    let core: &Core = &request.core;
+    let info = core.insist(request.slot, &info_of(request), core.common.command_timeout).await?;
     let holders = wire::field(&info, "holders").map(Holder::all).transpose()?.unwrap_or_default();
     Ok(holders.into_iter().find(|holder| *holder.owner == *request.subject.owner))
 }
 
-/// Gives back in the background what a request took and nobody got: so many permits, if that is known, or all that its owner is found to hold.
-fn give_back_all(mut request: Request, permits: Option<u32>) {
-    let client = request.client.clone();
-    client.home.in_background(async move {
-        let give_up = request.end_of_efforts();
-        let held = match permits {
-            Some(permits) => Ok(Some((permits, Vec::new()))),
-            None => own_hold(&request, give_up).await.map(|held| held.map(|held| (held.holds, vec![held.token]))),
+/// Gives back in the background what a request took and nobody got: so many permits, or all that its owner is found to hold.
+fn give_back(request: Request, taken: Option<u32>) {
+    let core = request.core.clone();
+    core.in_background(async move {
+        let release = |permits| request.subject.release(&[], permits, 0, next_id());
+        let giving = async {
+            let permits = match taken {
+                Some(permits) => Some(permits),
+                None => loop {
+                    match own_hold(&request).await {
+                        Err(error) if error.is_retryable() => {}
+                        found => break found?.map(|holder| holder.holds),
+                    }
+                },
+            };
+            let Some(permits) = permits else { return Ok(()) };
+            request.core.insist(request.slot, &release(permits), request.lease).await.map(drop)
         };
-        match held {
-            Ok(None) => {}
-            Ok(Some((permits, tokens))) => {
-                request.subject.permits = permits;
-                request.give_back(&tokens, give_up).await;
-            }
-            Err(error) => tracing::warn!(%error, "permits that nobody has may be held until their lease ends"),
+        if let Ok(Err(error)) = tokio::time::timeout(request.lease, giving).await {
+            tracing::warn!(%error, "permits that nobody has may be held until their lease ends");
         }
     });
 }

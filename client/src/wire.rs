@@ -29,6 +29,11 @@ impl Family {
         }
     }
 
+    /// Whether one owner may hold a key in this mode and in another one.
+    pub(crate) fn is_shared_lock(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+
     fn mode(self) -> Option<&'static str> {
         match self {
             Self::Read => Some("READ"),
@@ -63,6 +68,7 @@ pub(crate) enum Ask<'a> {
 pub(crate) struct Acquire<'a> {
     pub(crate) lease: Duration,
     pub(crate) session_grace: Option<Duration>,
+    pub(crate) place_grace: Option<Duration>,
     pub(crate) ask: Ask<'a>,
     pub(crate) request_id: u64,
     pub(crate) note: Option<&'a [u8]>,
@@ -73,9 +79,8 @@ pub(crate) fn ms(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// How long a grant after a wait lasts until it is confirmed: more than a round trip, a new connection and a pause of the process. A
-/// process that is gone costs those behind it no more than this.
-const CLAIM: Duration = Duration::from_secs(5);
+/// How long a grant lasts whose waiter has not confirmed it. A process that is gone costs the waiters behind it no more than this.
+pub(crate) const CLAIM: Duration = Duration::from_secs(2);
 
 /// Of a command there are hardly more words, and bytes in them, besides the keys and the owner.
 const OTHER_WORDS: usize = 14;
@@ -122,9 +127,9 @@ impl Subject {
             // 0 on the wire is for ever, so what is left of a wait is at least 1.
             Ask::Wait(wait, channel) => {
                 command.arg("BLOCK").arg(wait.map_or(0, |wait| ms(wait).max(1))).arg("NOTIFY").arg(channel);
-                // An owner that has a name of its own may hold one of several keys already, and then has nothing to claim.
-                if self.family != Family::Many {
-                    command.arg("CLAIM").arg(ms(options.lease.min(CLAIM)));
+                command.arg("CLAIM").arg(ms(options.lease.min(CLAIM)));
+                if let Some(grace) = options.place_grace {
+                    command.arg("GRACE").arg(ms(grace));
                 }
             }
         }
@@ -132,7 +137,9 @@ impl Subject {
             command.arg("SESSION").arg(ms(grace));
         }
         command.arg("REQ").arg(options.request_id);
-        add_note(&mut command, options.note);
+        if let Some(note) = options.note {
+            command.arg("NOTE").arg(note);
+        }
         command
     }
 
@@ -167,13 +174,10 @@ impl Subject {
         command
     }
 
-    /// Ends a wait. On a fair lock that is the place of the owner, which may be older than the request.
+    /// Ends the wait of a request.
     pub(crate) fn cancel(&self, request_id: u64) -> Cmd {
         let mut command = redis::cmd(&[self.family.prefix(), "CANCEL"].concat());
-        command.arg(self.first_key()).arg(&*self.owner);
-        if self.family != Family::Fair {
-            command.arg("REQ").arg(request_id);
-        }
+        command.arg(self.first_key()).arg(&*self.owner).arg("REQ").arg(request_id);
         command
     }
 
@@ -182,13 +186,6 @@ impl Subject {
         let mut command = self.command("DRAIN");
         command.arg("PX").arg(ms(lease));
         command
-    }
-}
-
-/// Sets the note of a hold. Without one, the hold keeps the note that it has.
-pub(crate) fn add_note(command: &mut Cmd, note: Option<&[u8]>) {
-    if let Some(note) = note {
-        command.arg("NOTE").arg(note);
     }
 }
 
@@ -202,24 +199,41 @@ pub(crate) fn configure_semaphore(verb: &str, key: &[u8], permits: u32, idle: Op
     command
 }
 
-/// The tokens that ACQUIRE answers, one per key; `None` if it was not granted.
-pub(crate) fn tokens(value: &Value) -> Result<Option<Vec<u64>>, Error> {
-    let token = |value: &Value| match value {
-        Value::Int(token) => u64::try_from(*token).map_err(|_| Error::unexpected(value)),
-        other => Err(Error::unexpected(other)),
+/// What ACQUIRE answers.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Answer {
+    /// The tokens, one for each key.
+    Granted(Vec<u64>),
+    NotGranted,
+    /// The answer comes as a message.
+    Waits,
+}
+
+/// Reads the answer to an ACQUIRE of so many keys. An old module that does not know `NOTIFY` answers a wait with 0.
+pub(crate) fn answer(value: &Value, keys: usize) -> Result<Answer, Error> {
+    let tokens: Option<Vec<u64>> = match value {
+        Value::Nil => return Ok(Answer::NotGranted),
+        value if bytes(value).is_ok_and(|word| word == b"WAITING") => return Ok(Answer::Waits),
+        Value::Array(values) => values.iter().map(token).collect(),
+        value => token(value).map(|token| vec![token]),
     };
-    match value {
-        Value::Nil => Ok(None),
-        Value::Array(values) => values.iter().map(token).collect::<Result<_, _>>().map(Some),
-        value => Ok(Some(vec![token(value)?])),
+    match tokens.filter(|tokens| tokens.len() == keys) {
+        Some(tokens) => Ok(Answer::Granted(tokens)),
+        None => Err(Error::ModuleTooOld(format!("it answered ACQUIRE with {value:?}"))),
     }
 }
 
-/// An answer that is a number.
+/// A token is a whole number above 0.
+fn token(value: &Value) -> Option<u64> {
+    number(value).ok().and_then(|number| u64::try_from(number).ok()).filter(|token| *token > 0)
+}
+
+/// An answer that is a number, perhaps as text.
 pub(crate) fn number(value: &Value) -> Result<i64, Error> {
+    let text = || std::str::from_utf8(bytes(value).ok()?).ok()?.parse().ok();
     match value {
         Value::Int(number) => Ok(*number),
-        other => Err(Error::unexpected(other)),
+        other => text().ok_or_else(|| Error::unexpected(other)),
     }
 }
 
@@ -233,33 +247,51 @@ pub(crate) fn milliseconds(value: &Value) -> Result<Duration, Error> {
 pub(crate) fn bytes(value: &Value) -> Result<&[u8], Error> {
     match value {
         Value::BulkString(bytes) => Ok(bytes),
-        Value::SimpleString(text) => Ok(text.as_bytes()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Ok(text.as_bytes()),
         other => Err(Error::unexpected(other)),
     }
 }
 
-/// A field of an answer that is a map.
+/// A field of an answer that is a map, in RESP2 a list of names and values.
 pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     let is_name = |value: &Value| bytes(value).is_ok_and(|found| found == name.as_bytes());
-    let Value::Map(fields) = map else { return None };
-    fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value)
+    match map {
+        Value::Map(fields) => fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value),
+        Value::Array(flat) => flat.chunks_exact(2).find(|pair| is_name(&pair[0])).map(|pair| &pair[1]),
+        _ => None,
+    }
 }
 
-/// The version of the module in the answer to `MODULE LIST`, which has it in one number: major * 10000 + minor * 100 + patch.
-pub(crate) fn module_version(modules: &Value) -> Option<String> {
-    let Value::Array(modules) = modules else { return None };
-    let is_ours =
-        |module: &&Value| field(module, "name").is_some_and(|name| bytes(name).is_ok_and(|name| name == b"rlock"));
-    let version = number(field(modules.iter().find(is_ours)?, "ver")?).ok()?;
-    Some(format!("version {}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+/// What a message says of a request that waits.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Message {
+    Granted(Vec<u64>),
+    NotGranted,
+    Failed(Error),
 }
 
-/// The highest request id that the server takes.
-pub(crate) const HIGHEST_ID: u64 = i64::MAX as u64;
+/// Reads `granted ID TOKEN…`, `nil ID` or `error ID CODE TEXT`. `None` if it is something else.
+pub(crate) fn message(payload: &[u8]) -> Option<(u64, Message)> {
+    let text = std::str::from_utf8(payload).ok()?;
+    let mut words = text.splitn(3, ' ');
+    let (word, id) = (words.next()?, words.next()?.parse().ok()?);
+    let rest = words.next().unwrap_or_default();
+    let message = match word {
+        "granted" => Message::Granted(rest.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?),
+        "nil" => Message::NotGranted,
+        "error" => {
+            let (code, text) = rest.split_once(' ').unwrap_or((rest, ""));
+            Message::Failed(Error::of_server(code, text))
+        }
+        _ => return None,
+    };
+    Some((id, message))
+}
 
-/// The id that a `STALE` error names: the last one that the server has seen of this owner.
-pub(crate) fn last_seen_id(message: &str) -> Option<u64> {
-    message.rsplit(|letter: char| !letter.is_ascii_digit()).find(|word| !word.is_empty())?.parse().ok()
+/// The longest lease that the server grants, as the text of INFO tells it.
+pub(crate) fn longest_lease(info: &str) -> Option<Duration> {
+    let ms = info.lines().find_map(|line| line.strip_prefix("rlock_max_lease_ms:"))?.trim().parse().ok()?;
+    (ms > 0).then(|| Duration::from_millis(ms))
 }
 
 #[cfg(test)]
@@ -280,7 +312,14 @@ mod tests {
     }
 
     fn options(ask: Ask<'_>) -> Acquire<'_> {
-        Acquire { lease: Duration::from_secs(3), session_grace: None, ask, request_id: 7, note: None }
+        Acquire {
+            lease: Duration::from_secs(3),
+            session_grace: None,
+            place_grace: None,
+            ask,
+            request_id: 7,
+            note: None,
+        }
     }
 
     #[test]
@@ -293,14 +332,14 @@ mod tests {
         let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
         assert_eq!(
             words(&mutex.acquire(bound)),
-            "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 3000 SESSION 0 REQ 7"
+            "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 2000 SESSION 0 REQ 7"
         );
 
         let noted = Acquire { note: Some(b"host-1"), ..options(Ask::Once) };
         assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 3000 REQ 7 NOTE host-1");
 
         let fair = subject(Family::Fair, &["k"], 1);
-        assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me");
+        assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me REQ 7");
 
         let write = subject(Family::Write, &["k"], 1);
         assert_eq!(words(&write.acquire(options(Ask::Once))), "RRWLOCK.ACQUIRE k me WRITE PX 3000 REQ 7");
@@ -321,12 +360,35 @@ mod tests {
     fn a_wait_that_is_all_but_over_does_not_become_endless() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         let last = mutex.acquire(options(Ask::Wait(Some(Duration::ZERO), "c")));
-        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 3000 REQ 7");
+        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 2000 REQ 7");
     }
 
     #[test]
-    fn a_stale_error_names_the_last_id() {
-        assert_eq!(last_seen_id("request ids of an owner rise, and the last one here was 42"), Some(42));
-        assert_eq!(last_seen_id("nothing"), None);
+    fn answers_are_tokens_above_0_nil_or_waiting() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        assert_eq!(answer(&Value::Int(7), 1), Ok(Answer::Granted(vec![7])));
+        assert_eq!(answer(&text("7"), 1), Ok(Answer::Granted(vec![7])), "a number as text");
+        assert_eq!(answer(&Value::Array(vec![Value::Int(7), text("8")]), 2), Ok(Answer::Granted(vec![7, 8])));
+        assert_eq!(answer(&Value::Nil, 1), Ok(Answer::NotGranted));
+        assert_eq!(answer(&Value::SimpleString("WAITING".to_owned()), 1), Ok(Answer::Waits));
+        for value in [Value::Int(0), text("x"), Value::Array(vec![Value::Int(7)]), Value::Okay] {
+            assert!(matches!(answer(&value, 2), Err(Error::ModuleTooOld(_))), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn messages_name_their_request() {
+        assert_eq!(message(b"granted 7 8 9"), Some((7, Message::Granted(vec![8, 9]))));
+        assert_eq!(message(b"nil 7"), Some((7, Message::NotGranted)));
+        assert_eq!(message(b"error 7 SUPERSEDED by a newer one"), Some((7, Message::Failed(Error::Superseded))));
+        for garbled in [b"granted 7 x".as_slice(), b"granted 7", b"nil", b"other 7", b"\xff"] {
+            assert_eq!(message(garbled), None);
+        }
+    }
+
+    #[test]
+    fn the_longest_lease_is_read_from_info() {
+        assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:5000\r\n"), Some(Duration::from_secs(5)));
+        assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:0\r\n"), None);
     }
 }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
-use rlock_client::{Client, Error, Guard, Lock, MultiGuard, MultiLock, Mutex};
+use rlock_client::kinds::Mutex;
+use rlock_client::{Client, Error, Guard, Lock, MultiGuard, MultiLock};
 use tokio::runtime::{Builder, Handle};
 use tokio::task::block_in_place;
 use tokio_util::sync::CancellationToken;
@@ -82,34 +83,39 @@ fn excused<T>(outcome: Result<T, Error>) -> Option<T> {
         Ok(done) => Some(done),
         Err(
             Error::Timeout
-            | Error::NotHeld
-            | Error::Connection { .. }
+            | Error::Lost
+            | Error::Unavailable { .. }
             // Visitors share names, and each may hold one lock and wait for another.
             | Error::Deadlock(_)
             | Error::Superseded
             | Error::Replicas { .. },
         ) => None,
-        Err(Error::Server { code, .. }) if ["STALE", "UNBLOCKED", "CROSSSLOT"].contains(&code.as_str()) => None,
+        Err(Error::Refused { code, .. }) if ["STALE", "UNBLOCKED", "CROSSSLOT"].contains(&code.as_str()) => None,
         Err(error) => panic!("{error}"),
     }
 }
 
 impl Campaign {
-    fn choose(&self, random: &mut StdRng) -> (Client, &'static str) {
+    fn choose(&self, random: &mut StdRng) -> (usize, Client, &'static str) {
         let place = self.places.choose(random).expect("a place");
-        let (client, key) = (place.clients.choose(random), place.keys.choose(random));
-        (client.expect("a client").clone(), key.expect("a key"))
+        let (client, key) = (random.random_range(0..place.clients.len()), place.keys.choose(random));
+        (client, place.clients[client].clone(), key.expect("a key"))
     }
 
-    fn share(random: &mut StdRng) -> (Share, Option<String>) {
+    /// A name is used through one client: those of different clients would end each other's requests.
+    fn share(random: &mut StdRng, client: usize) -> (Share, Option<String>) {
         match random.random_range(0..NAMES * 2) {
-            name if name < NAMES => (Share::AloneAs(name), Some(format!("worker-{name}"))),
+            name if name < NAMES => {
+                let name = client as u64 * NAMES + name;
+                (Share::AloneAs(name), Some(format!("worker-{name}")))
+            }
             _ => (Share::Alone, None),
         }
     }
 
     fn lock(&self, random: &mut StdRng, client: &Client, key: &str, name: Option<&str>) -> Lock<Mutex> {
-        let mut lock = client.lock(key).lease(self.lease(random)).renewing(random.random_ratio(3, 4));
+        let lease = self.lease(random);
+        let mut lock = crate::leased(client.lock(key), lease, random.random_ratio(3, 4));
         if let Some(name) = name {
             lock = lock.owner(name);
         } else if random.random_ratio(1, 4) {
@@ -127,22 +133,19 @@ impl Campaign {
     }
 
     /// Two to four locks, wherever they are.
-    fn several(&self, random: &mut StdRng, name: Option<&str>) -> (MultiLock, Vec<&'static str>) {
+    fn several(&self, random: &mut StdRng) -> (MultiLock, Vec<&'static str>) {
         let mut keys = Vec::new();
-        let (client, key) = self.choose(random);
+        let (_, client, key) = self.choose(random);
         let mut all = client.multi_lock([key]);
         keys.push(key);
         for _ in 0..random.random_range(1..4) {
-            let (client, key) = self.choose(random);
+            let (_, client, key) = self.choose(random);
             if !keys.contains(&key) {
                 keys.push(key);
                 all = all.and(&client, [key]);
             }
         }
-        all = all.lease(self.lease(random)).renewing(true);
-        if let Some(name) = name {
-            all = all.owner(name);
-        }
+        all = all.lease(self.lease(random));
         if self.terms.replicas > 0 {
             all = all.replicas(self.terms.replicas, Duration::from_millis(500));
         }
@@ -156,7 +159,8 @@ impl Campaign {
     }
 
     async fn hold_one(&self, random: &mut StdRng) {
-        let ((client, key), (share, name)) = (self.choose(random), Self::share(random));
+        let (number, client, key) = self.choose(random);
+        let (share, name) = Self::share(random, number);
         let lock = self.lock(random, &client, key, name.as_deref());
         let patience = Duration::from_millis(random.random_range(10..1500));
         let outcome = match random.random_range(0..3) {
@@ -183,15 +187,14 @@ impl Campaign {
     }
 
     async fn hold_several(&self, random: &mut StdRng) {
-        let (share, name) = Self::share(random);
-        let (all, keys) = self.several(random, name.as_deref());
+        let (all, keys) = self.several(random);
         let patience = Duration::from_millis(random.random_range(10..2500));
         let Some(whole) = excused(all.acquire_timeout(patience).await) else { return };
         let whole = Arc::new(whole);
         let part = |key| (key, Arc::new(Part { whole: whole.clone(), key }) as Arc<dyn Belief>);
         let entered: Entered = keys.into_iter().map(part).collect();
         for (key, belief) in &entered {
-            self.register.enter(key, share, belief.clone());
+            self.register.enter(key, Share::Alone, belief.clone());
         }
         self.stay(random, whole.lost()).await;
         self.leave(entered);
@@ -226,7 +229,7 @@ impl Campaign {
         let name = random.random::<u64>();
         let guard = runtime.block_on(async {
             let client = Client::connect(url).await.ok()?;
-            let lock = client.lock(key).lease(Duration::from_millis(500)).renewing(true).owner(format!("ghost-{name}"));
+            let lock = client.lock(key).lease(Duration::from_millis(500)).owner(format!("ghost-{name}"));
             lock.acquire_timeout(Duration::from_millis(500)).await.ok()
         });
         let Some(guard) = guard.map(Arc::new) else { return };
@@ -268,7 +271,7 @@ impl Campaign {
 }
 
 fn options() -> rlock_client::Builder {
-    Client::builder().connect_timeout(Duration::from_millis(300)).response_timeout(Duration::from_millis(400))
+    Client::builder().connect_timeout(Duration::from_millis(300)).command_timeout(Duration::from_millis(400))
 }
 
 /// Closes the connections of all clients of a server that answers, but not those of its replicas.

@@ -14,7 +14,7 @@ const THREADS: u64 = 1000;
 const COMMANDS_PER_TASK: u64 = 4;
 
 /// All that one client may use.
-const MOST_CONNECTIONS: usize = 1;
+const MOST_CONNECTIONS: usize = 2;
 
 /// A counter that is wrong unless its users take turns: it is read, and written a moment later.
 #[derive(Default)]

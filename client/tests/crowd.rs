@@ -71,10 +71,10 @@ impl Crowd {
         for number in first..first + more {
             let (key, grace) = (key(number), self.lease);
             self.holders.push(match number % 3 {
-                0 => self.holder(key.clone(), self.client.fair_lock(key).lease(self.lease).renewing(true)),
-                1 => self.holder(key.clone(), self.client.lock(key).lease(self.lease).renewing(true)),
+                0 => self.holder(key.clone(), self.client.fair_lock(key).lease(self.lease)),
+                1 => self.holder(key.clone(), self.client.lock(key).lease(self.lease)),
                 _ => {
-                    let lock = self.client.lock(&key).lease(self.lease).renewing(true);
+                    let lock = self.client.lock(&key).lease(self.lease);
                     self.holder(key, lock.session_grace(grace))
                 }
             });

@@ -124,3 +124,10 @@ fn no_more_work_than_there_are_permits() {
     let server = Server::start();
     assert_eq!(lines_of("semaphore", &[&url(&server)]), ["10 workers, at most 3 at a time"]);
 }
+
+#[test]
+fn nightly_job_is_done_once() {
+    let server = Server::start();
+    assert_eq!(lines_of("nightly_job", &[&url(&server)]), ["done"]);
+    assert_eq!(lines_of("nightly_job", &[&url(&server)]), ["another machine does it, or has done it"]);
+}

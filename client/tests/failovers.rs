@@ -85,7 +85,7 @@ async fn sentinels_new_master_is_followed() {
 async fn a_waiter_leaves_a_master_that_hangs() {
     let (master, replicas) = master_and_replicas();
     let sentinels = Sentinels::of(master.port(), replicas.len());
-    let options = Client::builder().response_timeout(Duration::from_secs(1)).connect_timeout(Duration::from_secs(1));
+    let options = Client::builder().command_timeout(Duration::from_secs(1)).connect_timeout(Duration::from_secs(1));
     let client = connect(options.ping_after(Duration::from_secs(1)), &sentinels).await;
     master.client().call("RLOCK.ACQUIRE k other PX 600000");
     assert_eq!(master.client().call("WAIT 2 10000"), 2);

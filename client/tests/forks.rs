@@ -115,7 +115,7 @@ fn fork(work: impl Fn() -> i32) -> libc::pid_t {
 /// Holds the lock for longer than a lease, if it is free.
 fn hold(url: &str) -> i32 {
     let client = Client::connect(url).expect("a server");
-    let Some(guard) = client.lock("k").lease(LEASE).renewing(true).try_acquire().expect("an answer") else { return 0 };
+    let Some(guard) = client.lock("k").lease(LEASE).try_acquire().expect("an answer") else { return 0 };
     std::thread::sleep(LEASE * 2 + LEASE / 2);
     if guard.is_held() { 2 } else { 1 }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use rlock_client::{Error, Keepable, Lock};
+use rlock_client::kinds::Keepable;
+use rlock_client::{Error, Lock};
 
 use crate::support::{Reply, Server};
 use crate::{connect, eventually};
@@ -41,7 +42,7 @@ async fn a_kept_lock_is_closed_to_its_former_owner_too() {
 async fn a_waiter_is_granted_a_kept_lock_when_it_opens() {
     let server = Server::start();
     let client = connect(&server).await;
-    let guard = client.lock("k").lease(LONG).acquire().await.expect("free");
+    let guard = client.lock("k").fixed_lease(LONG).acquire().await.expect("free");
     let lock = client.lock("k");
     let waiter = tokio::spawn(async move { lock.acquire().await });
     eventually(|| server.client().waiting_owners("k").len() == 1).await;
@@ -54,9 +55,9 @@ async fn a_hold_that_was_entered_again_is_released_and_not_kept() {
     let server = Server::start();
     let client = connect(&server).await;
     let outer = client.lock("k").acquire().await.expect("free");
-    let inner = outer.reenter().await.expect("a re-entry");
+    let inner = outer.reenter().expect("a re-entry");
     let refused = inner.release_and_keep(LONG).await;
-    assert!(matches!(&refused, Err(Error::Server { code, .. }) if code == "ERR"), "{refused:?}");
+    assert!(matches!(&refused, Err(Error::Argument(_))), "{refused:?}");
     assert_eq!(server.client().holder("k").map(|holder| holder.holds), Some(1));
     outer.release_and_keep(LONG).await.expect("it was held");
     assert!(is_kept(&server, "k"));
@@ -69,7 +70,7 @@ async fn a_lock_that_was_lost_or_whose_time_is_out_of_range_is_not_kept() {
     let guard = client.lock("k").acquire().await.expect("free");
     assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
     server.client().acquire("k other");
-    assert!(matches!(guard.release_and_keep(LONG).await, Err(Error::NotHeld)));
+    assert!(matches!(guard.release_and_keep(LONG).await, Err(Error::Lost)));
     assert_eq!(server.client().call("RLOCK.RELEASE k other"), 0);
 
     let guard = client.lock("k").acquire().await.expect("free");

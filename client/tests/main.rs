@@ -16,6 +16,7 @@ mod faults;
 mod forks;
 mod holding;
 mod homes;
+mod isolation;
 mod keeping;
 mod kinds;
 mod looking;
@@ -49,7 +50,7 @@ mod waiting;
 
 use std::time::Duration;
 
-use rlock_client::Client;
+use rlock_client::{Client, Kind, Lock};
 use support::{Reply, Server};
 
 /// Far above anything that a healthy server needs.
@@ -61,6 +62,11 @@ fn url(server: &Server) -> String {
 
 async fn connect(server: &Server) -> Client {
     Client::connect(&url(server)).await.expect("the server takes connections")
+}
+
+/// With a lease that is renewed, or one that is not.
+fn leased<K: Kind>(lock: Lock<K>, lease: Duration, renews: bool) -> Lock<K> {
+    if renews { lock.lease(lease) } else { lock.fixed_lease(lease) }
 }
 
 /// How many clients are connected to a server, besides the one that asks.

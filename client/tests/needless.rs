@@ -6,7 +6,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 
 use crate::support::{Server, free_port};
-use crate::thief::{Thief, give_up_when, holds, use_once};
+use crate::thief::{Thief, use_once};
 use crate::{command_stat, connect, eventually};
 
 fn calls(server: &Server, command: &str) -> i64 {
@@ -39,31 +39,6 @@ async fn several_locks_that_are_waited_for_no_more_are_not_asked_for_one_by_one(
     assert_eq!((calls(&server, "RLOCK.MACQUIRE"), calls(&server, "RLOCK.ACQUIRE")), (1, 1), "and that of the stranger");
 }
 
-/// Nobody has heard the answer. The request that is sent once more tells all: that it was not granted, or that there is no lock.
-#[tokio::test]
-async fn a_lock_is_taken_back_with_one_request_if_that_is_not_granted() {
-    for meanwhile in ["a stranger has it", "it is written over"] {
-        let server = Server::start();
-        let client = connect(&server).await;
-        let lock = client.lock("k").lease(Duration::from_secs(600));
-        let mut operator = server.client();
-        let of_others = match meanwhile {
-            "a stranger has it" => {
-                operator.call("RLOCK.ACQUIRE k stranger PX 600000");
-                give_up_when(lock.try_acquire(), || calls(&server, "RLOCK.ACQUIRE") == 2).await;
-                1
-            }
-            _ => {
-                give_up_when(lock.try_acquire(), || holds(&server) == 1).await;
-                assert_eq!(operator.call("SET k x"), "OK");
-                0
-            }
-        };
-        client.close().await.expect("it is tidied up");
-        assert_eq!(calls(&server, "RLOCK.ACQUIRE") - of_others, 2, "{meanwhile}");
-    }
-}
-
 /// The answer to the first copy was lost. That its time is over is said of both.
 #[tokio::test]
 async fn a_wait_whose_time_is_over_is_not_taken_back_also_if_it_was_sent_twice() {
@@ -85,10 +60,11 @@ async fn a_wait_whose_time_is_over_is_not_taken_back_also_if_it_was_sent_twice()
 async fn what_was_never_sent_is_not_taken_back() {
     let nobody = format!("redis://127.0.0.1:{}/", free_port());
     let short = Duration::from_millis(300);
-    let client = Client::builder().response_timeout(short).retry_for(short).connect_later(&nobody).expect("an address");
-    for outcome in [client.lock("k").try_acquire().await.map(drop), client.lock("k").acquire().await.map(drop)] {
-        assert!(matches!(outcome, Err(Error::Connection { .. })), "{outcome:?}");
-    }
+    let client = Client::builder().command_timeout(short).connect_later(&nobody).expect("an address");
+    let outcome = client.lock("k").try_acquire().await.map(drop);
+    assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
+    let outcome = client.lock("k").acquire_timeout(short).await.map(drop);
+    assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
     client.close().await.expect("nothing is left to be done");
 }
 
@@ -99,6 +75,6 @@ async fn a_release_that_is_forbidden_is_not_asked_for_again() {
     let guard = client.lock("k").acquire().await.expect("free");
     assert_eq!(server.client().call("ACL SETUSER default resetkeys ~other"), "OK");
     let outcome = guard.release().await;
-    assert!(matches!(outcome, Err(Error::Permission(_))), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}");
     assert_eq!(command_stat(&server, "RLOCK.RELEASE", "rejected_calls"), 1);
 }

@@ -53,7 +53,7 @@ async fn a_renewal_of_which_nobody_hears() {
     let server = Server::start();
     let client = connect(&server).await;
     let lease = Duration::from_secs(1);
-    let guard = client.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock");
+    let guard = client.lock("k").lease(lease).acquire().await.expect("a free lock");
     let mut renewing = Box::pin(guard.renew());
     neglect(&mut renewing, 1).await;
     // Time itself: a hold that nobody renews is over by then.

@@ -74,10 +74,8 @@ impl Party {
         }
         let urls: Vec<_> = ways.iter().map(Proxy::url).collect();
         let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-        let options = Client::builder()
-            .connect_timeout(Duration::from_millis(100))
-            .response_timeout(Duration::from_millis(100))
-            .retry_for(Duration::from_millis(500));
+        let options =
+            Client::builder().connect_timeout(Duration::from_millis(100)).command_timeout(Duration::from_millis(100));
         Party { quorum: Quorum::connect(&options, &urls).expect("addresses"), ways }
     }
 }
@@ -90,7 +88,7 @@ async fn compete(
     mut random: StdRng,
     stop: CancellationToken,
 ) {
-    let lock = quorum.lock("k").lease(LEASE).renewing(true).server_timeout(Duration::from_millis(60));
+    let lock = quorum.lock("k").lease(LEASE).server_timeout(Duration::from_millis(60));
     while !stop.is_cancelled() {
         let guard = match lock.acquire_timeout(Duration::from_millis(300)).await {
             Ok(guard) => guard,
@@ -112,7 +110,7 @@ async fn compete(
         if random.random() {
             // Whoever has lost it hears so, and whoever reaches no majority.
             match guard.release().await {
-                Ok(()) | Err(Error::NotHeld | Error::Connection { .. } | Error::NoQuorum { .. }) => {}
+                Ok(()) | Err(Error::Lost | Error::Unavailable { .. } | Error::NoQuorum { .. }) => {}
                 Err(error) => panic!("a release: {error}"),
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 
 use crate::support::Server;
-use crate::{PATIENCE, command_stat, connect, eventually, kill_connections, url};
+use crate::{PATIENCE, command_stat, connect, eventually, kill_connections};
 
 #[tokio::test]
 async fn permits_are_given_back_in_parts() {
@@ -35,7 +35,7 @@ async fn permits_are_given_back_in_parts() {
     let all = semaphore.permits(5).acquire_timeout(PATIENCE).await.expect("all came back");
     server.client().call("RSEMAPHORE.FORCERELEASE s");
     assert!(all.is_held(), "nobody has told it");
-    assert!(matches!(all.release_some(1).await, Err(Error::NotHeld)));
+    assert!(matches!(all.release_some(1).await, Err(Error::Lost)));
     assert!(!all.is_held(), "the server has told it");
 }
 
@@ -83,24 +83,6 @@ async fn the_rest_is_released_after_a_part_that_was_dropped() {
     }
 }
 
-/// The part is tried for as long as the hold lives; whoever releases the rest hears after the time that requests are tried for.
-#[tokio::test]
-async fn timed_a_release_behind_a_part_without_an_answer_is_left_to_the_background() {
-    let server = Server::start();
-    let client = Client::builder().retry_for(Duration::from_millis(300)).connect(&url(&server)).await.expect("it runs");
-    let semaphore = client.semaphore("s");
-    semaphore.init(3).await.expect("an answer");
-    let guard = semaphore.permits(3).acquire().await.expect("all are free");
-    server.client().call("CLIENT PAUSE 3000 ALL");
-    let part = tokio::time::timeout(Duration::from_millis(100), guard.release_some(1)).await;
-    assert!(part.is_err(), "the server does not answer yet");
-    let released =
-        tokio::time::timeout(Duration::from_secs(2), guard.release()).await.expect("it does not wait for the part");
-    assert!(matches!(released, Err(Error::Connection { .. })), "{released:?}");
-    let all = semaphore.permits(3).acquire_timeout(Duration::from_secs(20)).await.expect("all came back");
-    all.release().await.expect("it was held");
-}
-
 /// Nobody tries to give back what the end of the lease has taken.
 #[tokio::test]
 async fn a_part_that_no_server_takes_is_given_up_with_the_hold() {
@@ -108,10 +90,10 @@ async fn a_part_that_no_server_takes_is_given_up_with_the_hold() {
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
     semaphore.init(3).await.expect("an answer");
-    let guard = semaphore.permits(3).lease(Duration::from_secs(1)).acquire().await.expect("all are free");
+    let guard = semaphore.permits(3).fixed_lease(Duration::from_secs(1)).acquire().await.expect("all are free");
     server.kill();
     let outcome = tokio::time::timeout(PATIENCE, guard.release_some(1)).await.expect("it ends");
-    assert!(matches!(outcome, Err(Error::NotHeld)), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::Lost)), "{outcome:?}");
     client.close().await.expect("nothing is left to be done");
     server.restart();
 }
@@ -123,13 +105,14 @@ async fn draining_has_terms() {
     let semaphore = client.semaphore("s");
     semaphore.init(2).await.expect("an answer");
     let lease = Duration::from_secs(60);
-    let (permits, guard) = semaphore.draining().lease(lease).take().await.expect("an answer").expect("two are free");
+    let (permits, guard) =
+        semaphore.draining().fixed_lease(lease).take().await.expect("an answer").expect("two are free");
     assert_eq!((permits, guard.permits()), (2, 2));
     assert!(guard.valid_for() > lease / 2);
     guard.release_some(1).await.expect("it is held");
     guard.release().await.expect("one was held");
-    assert!(matches!(semaphore.draining().lease(Duration::ZERO).take().await, Err(Error::Argument(_))));
-    let short = semaphore.draining().lease(Duration::from_millis(300));
+    assert!(matches!(semaphore.draining().fixed_lease(Duration::ZERO).take().await, Err(Error::Argument(_))));
+    let short = semaphore.draining().fixed_lease(Duration::from_millis(300));
     let (_, guard) = short.take().await.expect("an answer").expect("two are free");
     guard.lost().await;
     // The server counts a little longer.
@@ -151,7 +134,7 @@ async fn a_drain_whose_permits_cannot_be_looked_at_gives_them_back() {
     let url = format!("redis://blind:secret@127.0.0.1:{}/", server.port());
     let blind = Client::connect(&url).await.expect("the server takes connections");
     let outcome = blind.semaphore("s").drain().await;
-    assert!(matches!(&outcome, Err(Error::Permission(_))), "{outcome:?}");
+    assert!(matches!(&outcome, Err(Error::Refused { .. })), "{outcome:?}");
     assert_eq!(command_stat(&server, "RSEMAPHORE.DRAIN", "calls"), 1);
     blind.close().await.expect("it gives back what it has");
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(5));

@@ -11,7 +11,7 @@ use crate::{PATIENCE, command_stat, eventually, url};
 fn quorum(servers: &[Server]) -> Quorum {
     let urls: Vec<_> = servers.iter().map(url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
-    let options = Client::builder().retry_for(Duration::from_secs(2));
+    let options = Client::builder();
     Quorum::connect(&options, &urls).expect("addresses")
 }
 
@@ -40,7 +40,7 @@ async fn a_quorum_is_held_by_one_at_a_time_and_released_everywhere() {
 async fn a_minority_may_be_down_and_a_majority_may_not() {
     let mut servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
     let quorum = quorum(&servers);
-    let lock = quorum.lock("k").lease(Duration::from_secs(2)).renewing(true);
+    let lock = quorum.lock("k").lease(Duration::from_secs(2));
     let guard = lock.acquire().await.expect("free");
     for server in &mut servers[..2] {
         server.kill();
@@ -84,7 +84,7 @@ async fn two_of_three_decide_while_the_third_hangs() {
     let urls: Vec<_> = servers.iter().map(url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let long = PATIENCE * 2;
-    let options = Client::builder().response_timeout(long).retry_for(long);
+    let options = Client::builder().command_timeout(long);
     let lock = Quorum::connect(&options, &urls).expect("addresses").lock("k").server_timeout(long);
     lock.acquire().await.expect("free").release().await.expect("it was held");
     // Also on the one that has granted last.
@@ -110,7 +110,7 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     quorum.lock("k").acquire().await.expect("free").release().await.expect("it was held");
     eventually(|| holders(&servers) == 0).await;
     let lease = Duration::from_secs(8);
-    let lock = quorum.lock("k").lease(lease).renewing(true).server_timeout(PATIENCE);
+    let lock = quorum.lock("k").lease(lease).server_timeout(PATIENCE);
     let (guard, mut lost) = tokio::task::block_in_place(|| {
         let mut begun = None;
         servers[1].while_stopped(|| {
@@ -148,7 +148,7 @@ async fn a_server_that_grants_late_does_not_bring_a_lost_guard_back() {
     proxy.set(|direction, _| if direction == Direction::ToServer { Fate::Stall } else { Fate::Pass });
     let guard = mine.lock("k").server_timeout(PATIENCE).acquire().await.expect("two of three are free");
     assert_eq!(servers[0].client().call("RLOCK.FORCERELEASE k"), 1);
-    assert!(matches!(guard.renew().await, Err(Error::NotHeld)));
+    assert!(matches!(guard.renew().await, Err(Error::Lost)));
     assert!(!guard.is_held());
     let other = theirs.lock("k").acquire_timeout(PATIENCE).await.expect("two of three are free");
     assert!(other.token() > guard.token());
@@ -166,7 +166,7 @@ async fn a_quorum_of_servers_that_cannot_grant_says_why() {
     let mut servers: Vec<_> = (0..2).map(|_| Server::without_module(&[])).collect();
     servers.push(Server::start());
     let outcome = quorum(&servers).lock("k").try_acquire().await;
-    assert!(matches!(outcome, Err(Error::NoModule(_))), "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::ModuleMissing(_))), "{outcome:?}");
     servers.push(Server::start());
     servers.push(Server::start());
     quorum(&servers).lock("k").acquire().await.expect("three of five grant").release().await.expect("it was held");
@@ -209,13 +209,13 @@ async fn a_release_without_a_majority_says_why() {
     for server in &servers {
         server.client().call("RLOCK.FORCERELEASE k");
     }
-    assert!(matches!(guard.renew().await, Err(Error::NotHeld)));
-    assert!(matches!(guard.release().await, Err(Error::NotHeld)));
+    assert!(matches!(guard.renew().await, Err(Error::Lost)));
+    assert!(matches!(guard.release().await, Err(Error::Lost)));
     let guard = quorum.lock("k").acquire().await.expect("free");
     servers[0].kill();
     servers[1].kill();
     let unknown = guard.release().await;
-    assert!(matches!(unknown, Err(Error::Connection { .. })), "{unknown:?}");
+    assert!(matches!(unknown, Err(Error::Unavailable { .. })), "{unknown:?}");
     servers[0].restart();
     servers[1].restart();
 }
@@ -229,12 +229,12 @@ async fn a_client_that_is_closed_is_not_in_a_quorum() {
     let urls = [url(&servers[0]), url(&servers[1]), proxy.url()];
     let mut clients = Vec::new();
     for url in &urls {
-        clients.push(Client::builder().response_timeout(Duration::from_secs(1)).connect(url).await.expect("a server"));
+        clients.push(Client::builder().command_timeout(Duration::from_secs(1)).connect(url).await.expect("a server"));
     }
     let quorum = Quorum::new(clients.clone()).expect("three");
     proxy.set(|_, _| Fate::Stall);
     let waiting = tokio::spawn(async move {
-        quorum.lock("k").lease(Duration::from_secs(600)).server_timeout(PATIENCE).try_acquire().await
+        quorum.lock("k").fixed_lease(Duration::from_secs(600)).server_timeout(PATIENCE).try_acquire().await
     });
     eventually(|| servers[0].client().holder("k").is_some()).await;
     // The grant is heard of before.

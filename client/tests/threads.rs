@@ -50,7 +50,8 @@ fn threads_have_what_tasks_have() {
     noted.release().expect("it was held");
     let semaphore = client.semaphore("s");
     semaphore.init(3).expect("an answer");
-    let (permits, guard) = semaphore.draining().lease(Duration::from_secs(9)).take().expect("an answer").expect("free");
+    let (permits, guard) =
+        semaphore.draining().fixed_lease(Duration::from_secs(9)).take().expect("an answer").expect("free");
     guard.release_some(1).expect("it is held");
     assert_eq!((permits, guard.permits(), semaphore.available_permits().expect("an answer")), (3, 2, Some(1)));
     guard.release().expect("it was held");

@@ -42,7 +42,7 @@ async fn a_short_lease_outlives_a_silent_connection() {
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
     let lease = Duration::from_secs(3);
-    let guard = client.lock("k").lease(lease).renewing(true).acquire().await.expect("a free lock");
+    let guard = client.lock("k").lease(lease).acquire().await.expect("a free lock");
     let mut is_first = true;
     proxy.set(move |direction, _| match direction == Direction::ToServer && std::mem::take(&mut is_first) {
         true => Fate::Swallow,
@@ -101,7 +101,7 @@ async fn timed_renewals_that_are_refused_become_rare() {
     let client = connect(&server).await;
     let mut guards = Vec::new();
     for number in 0..GUARDS {
-        let lock = client.lock(format!("k{number}")).lease(Duration::from_secs(9)).renewing(true);
+        let lock = client.lock(format!("k{number}")).lease(Duration::from_secs(9));
         guards.push(lock.acquire().await.expect("a free lock"));
     }
     server.client().call("CONFIG SET min-replicas-to-write 1");

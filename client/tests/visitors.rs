@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use rand::Rng;
 use rand::rngs::StdRng;
-use rlock_client::{Client, Error, Guard, Kind, Lock, Reentrant};
+use rlock_client::kinds::Reentrant;
+use rlock_client::{Client, Error, Guard, Kind, Lock};
 
 use crate::beliefs::{Belief, Register, Share};
 use crate::support::{Reply, Server};
@@ -17,11 +18,11 @@ pub const PERMITS: u32 = 3;
 /// One lock, as the client of a visitor sees it.
 #[derive(Clone)]
 pub enum Any {
-    Mutex(Lock<rlock_client::Mutex>),
-    Fair(Lock<rlock_client::Fair>),
-    Read(Lock<rlock_client::Read>),
-    Write(Lock<rlock_client::Write>),
-    Permits(Lock<rlock_client::Permits>, u32),
+    Mutex(Lock<rlock_client::kinds::Mutex>),
+    Fair(Lock<rlock_client::kinds::Fair>),
+    Read(Lock<rlock_client::kinds::Read>),
+    Write(Lock<rlock_client::kinds::Write>),
+    Permits(Lock<rlock_client::kinds::Permits>, u32),
 }
 
 /// The terms of one acquisition.
@@ -45,7 +46,7 @@ impl Terms {
 
     pub fn apply<K: Kind>(self, mut lock: Lock<K>) -> Lock<K> {
         if let Some(lease) = self.lease {
-            lock = lock.lease(lease).renewing(self.renews);
+            lock = crate::leased(lock, lease, self.renews);
         }
         if let Some(grace) = self.grace {
             lock = lock.session_grace(grace);
@@ -65,9 +66,9 @@ impl Terms {
     pub fn expect_done<T>(self, outcome: Result<T, Error>) -> Option<T> {
         match outcome {
             Ok(done) => Some(done),
-            Err(Error::NotHeld) if self.may_be_lost() => None,
+            Err(Error::Lost) if self.may_be_lost() => None,
             // A renewal is tried only until the hold ends.
-            Err(Error::Connection { .. }) if self.may_be_lost() => None,
+            Err(Error::Unavailable { .. }) if self.may_be_lost() => None,
             Err(error) => panic!("{self:?}: {error}"),
         }
     }
@@ -129,10 +130,10 @@ impl Patience {
         match outcome {
             Ok(guard) => guard,
             Err(Error::Timeout) if matches!(self, Patience::Timeout(_)) => None,
-            // With little time a connection may not come about before it is over.
-            Err(Error::Connection { .. }) if matches!(self, Patience::Timeout(_)) => None,
+            // A try is repeated for as long as one command may take.
+            Err(Error::Unavailable { .. }) if matches!(self, Patience::None) => None,
             // It was over before the grant was heard of.
-            Err(Error::NotHeld) if matches!(self, Patience::None) && terms.may_be_lost() => None,
+            Err(Error::Lost) if matches!(self, Patience::None) && terms.may_be_lost() => None,
             Err(error) => panic!("{self:?}, {terms:?}: {error}"),
         }
     }
@@ -195,8 +196,9 @@ impl Place {
     async fn visit_twice<K: Reentrant>(&self, lock: Lock<K>, patience: Patience, stay: Stay) {
         let Some(guard) = patience.acquire(&lock, self.terms).await else { return };
         let guard = self.enter(guard);
-        if let Some(inner) = self.terms.expect_done(guard.reenter().await) {
-            self.check(&guard, 2);
+        if let Some(inner) = self.terms.expect_done(guard.reenter()) {
+            // A re-entry is counted in the client.
+            self.check(&guard, 1);
             tokio::time::sleep(stay.time).await;
             self.terms.expect_done(inner.release().await);
         }

@@ -130,7 +130,7 @@ async fn under<K: Kind>(
 ) -> Result<u8, Failure> {
     let name = printable(options.key.as_bytes());
     let owner = options.owner.as_ref().map_or_else(unique_owner, |owner| owner.as_bytes().to_vec());
-    let mut lock = lock.lease(options.lease).renewing(true).owner(&owner);
+    let mut lock = lock.lease(options.lease).owner(&owner);
     if let Some(grace) = options.session {
         lock = lock.session_grace(grace);
     }
@@ -189,11 +189,11 @@ async fn give_back<K: Kind>(
 ) -> Result<(), Failure> {
     let was_held = guard.is_held();
     match tokio::time::timeout(RELEASE_PATIENCE, release(guard, keep)).await {
-        Ok(Err(Error::NotHeld)) if was_held => {
+        Ok(Err(Error::Lost)) if was_held => {
             Err(Failure::new(LOST, format!("the lock {name} was lost while the command ran")))
         }
-        Ok(Ok(()) | Err(Error::NotHeld)) => Ok(()),
-        Ok(Err(Error::Server { code, message })) if code == "ERR" && !keep.is_zero() => {
+        Ok(Ok(()) | Err(Error::Lost)) => Ok(()),
+        Ok(Err(Error::Refused { code, message })) if code == "ERR" && !keep.is_zero() => {
             complain(&format!("released the lock {name}, but did not keep it closed: {message}"));
             Ok(())
         }

@@ -18,7 +18,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let description = rustdoc_json::Builder::default()
         .toolchain("nightly")
         .manifest_path(client.join("Cargo.toml"))
-        .features(["tls-rustls"])
+        .all_features(true)
         .quiet(true)
         .build()?;
     let api = public_api::Builder::from_rustdoc_json(description)

@@ -5,7 +5,7 @@ use crate::blocking::driver::{Driver, On};
 use crate::blocking::locks::{Lock, MultiLock, RwLock, Semaphore};
 use crate::blocking::observer::Observer;
 use crate::blocking::same::waits;
-use crate::kind::{Fair, Mutex};
+use crate::kinds::{Fair, Mutex};
 
 /// A connection to the place where the locks are, see [`crate::Client`].
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ impl Client {
     /// use std::time::Duration;
     ///
     /// let client = rlock_client::blocking::Client::connect_by(|builder| async move {
-    ///     builder.retry_for(Duration::from_secs(5)).connect("redis://127.0.0.1/").await
+    ///     builder.command_timeout(Duration::from_secs(2)).connect("redis://127.0.0.1/").await
     /// })?;
     /// # Ok(())
     /// # }

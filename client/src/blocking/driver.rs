@@ -2,13 +2,13 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::{self, Handle, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::Error;
-use crate::timer::within;
 
 /// Ends the waits of threads: those of all handles to which it was [given](crate::blocking::Lock::interrupted_by), now and from now on.
 /// Clones are the same one.
@@ -50,12 +50,16 @@ pub(super) struct Driver {
 }
 
 #[derive(Debug)]
-struct Owned(Option<Runtime>);
+struct Owned {
+    owned: Option<Runtime>,
+    /// Whether the last release that a drop has waited for was not answered in time.
+    is_silent: AtomicBool,
+}
 
 impl Drop for Owned {
     fn drop(&mut self) {
         // The last guard may be dropped anywhere, also where blocking is not allowed.
-        if let Some(runtime) = self.0.take() {
+        if let Some(runtime) = self.owned.take() {
             runtime.shutdown_background();
         }
     }
@@ -65,12 +69,15 @@ impl Driver {
     pub(super) fn start() -> Result<Self, Error> {
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("rlock-client").enable_all().build();
-        let runtime = runtime.map_err(|cause| Error::Connection { tried_for: Duration::ZERO, cause: cause.into() })?;
-        Ok(Self { runtime: Arc::new(Owned(Some(runtime))), others: Vec::new() })
+        let runtime = runtime.map_err(|cause| Error::unavailable(format!("no runtime: {cause}")))?;
+        Ok(Self {
+            runtime: Arc::new(Owned { owned: Some(runtime), is_silent: AtomicBool::new(false) }),
+            others: Vec::new(),
+        })
     }
 
     pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        self.runtime.0.as_ref().map_or(Err(Error::RuntimeEnded), |runtime| runtime.block_on(work))
+        self.runtime.owned.as_ref().map_or(Err(Error::Closed), |runtime| runtime.block_on(work))
     }
 
     /// Waits, unless that is interrupted.
@@ -133,7 +140,7 @@ pub(super) struct Kept<G> {
 }
 
 impl<G> Kept<G> {
-    pub(super) fn new(driver: &Driver, inner: G, released: impl Future<Output = ()> + Send + 'static) -> Self {
+    pub(super) fn new(driver: &Driver, inner: G, released: impl Future<Output = ()> + Send + Sync + 'static) -> Self {
         let release = Release { end: Box::pin(released), driver: driver.clone() };
         Self { inner, release, driver: driver.clone() }
     }
@@ -158,15 +165,19 @@ impl<G: std::fmt::Debug> std::fmt::Debug for Kept<G> {
 
 /// Waits when it is dropped, unless that is in an asynchronous task, where nothing may block.
 pub(super) struct Release {
-    end: Pin<Box<dyn Future<Output = ()> + Send>>,
+    end: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
     driver: Driver,
 }
 
 impl Drop for Release {
     fn drop(&mut self) {
         let may_block = Handle::try_current().is_err_and(|error| error.is_missing_context());
-        if may_block && let Some(runtime) = &self.driver.runtime.0 {
-            runtime.block_on(within(LONGEST_RELEASE, &mut self.end));
-        }
+        let Some(runtime) = self.driver.runtime.owned.as_ref().filter(|_| may_block) else { return };
+        // Guards that are dropped together wait together: behind one whose server was silent the others do not wait once more.
+        let silent = &self.driver.runtime.is_silent;
+        let patience = if silent.load(Ordering::Relaxed) { Duration::ZERO } else { LONGEST_RELEASE };
+        let end = self.end.as_mut();
+        let is_released = runtime.block_on(async { tokio::time::timeout(patience, end).await.is_ok() });
+        silent.store(!is_released, Ordering::Relaxed);
     }
 }

@@ -6,7 +6,7 @@ use crate::Error;
 use crate::blocking::driver::Kept;
 use crate::blocking::same::{holding, looks, waits};
 use crate::guard::Detached;
-use crate::kind::{Keepable, Kind, Permits, Read, Reentrant, Write};
+use crate::kinds::{Keepable, Kind, Permits, Read, Reentrant, Write};
 
 /// A hold, see [`crate::Guard`]. When it is dropped it has released, or has tried to for 5 s. Dropped in an asynchronous task it
 /// releases in the background.
@@ -20,7 +20,7 @@ impl<K: Kind> Guard<K> {
     looks! { "crate::Guard"
         token() -> u64;
         owner() -> &[u8];
-        valid_for() -> Duration;
+        key() -> &[u8];
         is_suspected() -> bool;
     }
 
@@ -55,7 +55,7 @@ impl<K: Reentrant> Guard<K> {
     ///
     /// As there.
     pub fn reenter(&self) -> Result<Self, Error> {
-        Ok(Self::over(&self.0.driver, self.0.driver.wait(self.0.inner.reenter())?))
+        Ok(Self::over(&self.0.driver, self.0.inner.reenter()?))
     }
 }
 
@@ -107,12 +107,14 @@ impl MultiGuard {
 }
 
 /// A lock that a majority of servers has granted, see [`crate::QuorumGuard`]. When it is dropped or released, it has released on all servers that
-/// have granted it, or has tried to for 5 s. What a server grants later than [`server_timeout`](crate::QuorumLock::server_timeout) is taken back in the
-/// background: [`close`](crate::blocking::Quorum::close) waits for that. Dropped in an asynchronous task it releases in the background.
+/// have granted it, or has tried to for 5 s. What a server
+/// grants later is taken back in the background: [`close`](crate::blocking::Quorum::close) waits for that. Dropped in an asynchronous task it releases in the background.
+#[cfg(feature = "quorum")]
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct QuorumGuard(Kept<crate::QuorumGuard>);
 
+#[cfg(feature = "quorum")]
 impl QuorumGuard {
     holding!(crate::QuorumGuard, "crate::QuorumGuard");
     looks! { "crate::QuorumGuard" token() -> u64; }

@@ -9,7 +9,7 @@ use crate::blocking::guards::{Guard, MultiGuard};
 use crate::blocking::observer::Observer;
 use crate::blocking::same::{acquiring, all_options, options, waits};
 use crate::guard::Detached;
-use crate::kind::{Kind, Permits, Read, Write};
+use crate::kinds::{Fair, Kind, Permits, Read, Write};
 
 /// A lock under a key, see [`crate::Lock`].
 #[derive(Clone, Debug)]
@@ -18,18 +18,6 @@ pub struct Lock<K>(pub(super) On<crate::Lock<K>>);
 impl<K: Kind> Lock<K> {
     all_options!();
     acquiring!(Guard<K>, "crate::Lock");
-
-    /// Acquires it, does some work, and releases it, also when the work panics. What the work does after the lock was lost is up to the work:
-    /// see [`Guard::is_held`].
-    ///
-    /// # Errors
-    ///
-    /// As [`acquire`](Self::acquire). [`Error::NotHeld`] if the lock was lost before the work was done.
-    pub fn run<T>(&self, work: impl FnOnce(&Guard<K>) -> T) -> Result<T, Error> {
-        let guard = self.acquire()?;
-        let done = work(&guard);
-        guard.release().map(|()| done)
-    }
 
     /// See [`crate::Lock::attach`].
     ///
@@ -44,6 +32,10 @@ impl<K: Kind> Lock<K> {
     pub fn observe(&self) -> Observer {
         Observer(self.0.driver.with(self.0.inner.observe()))
     }
+}
+
+impl Lock<Fair> {
+    options! { "crate::Lock" grace(grace: Duration); }
 }
 
 impl Lock<Permits> {
@@ -110,7 +102,7 @@ pub struct Drain(On<crate::Drain>);
 impl Drain {
     options! { "crate::Drain"
         lease(lease: Duration);
-        renewing(renews: bool);
+        fixed_lease(lease: Duration);
         max_hold(most: Duration);
     }
 

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "events")]
 use crate::Error;
-use crate::blocking::driver::{Interrupt, On};
+#[cfg(feature = "events")]
+use crate::blocking::driver::Interrupt;
+use crate::blocking::driver::On;
 use crate::blocking::same::waits;
-use crate::events::Event;
+#[cfg(feature = "events")]
+use crate::listeners::Event;
 use crate::observer::{Holder, Waiter};
 
 /// A look at one lock of any kind from outside, see [`crate::Observer`].
@@ -27,15 +31,18 @@ impl Observer {
     /// # Errors
     ///
     /// As there.
+    #[cfg(feature = "events")]
     pub fn events(&self) -> Result<Events, Error> {
         Ok(Events(self.0.driver.with(self.0.driver.wait(self.0.inner.events())?)))
     }
 }
 
 /// What happens to a lock, one after the other, without an end. See [`crate::Events`]; each item waits, as [`crate::Events::next`] does.
+#[cfg(feature = "events")]
 #[derive(Debug)]
 pub struct Events(On<crate::Events>);
 
+#[cfg(feature = "events")]
 impl Events {
     /// Lets waits be ended by another thread, with [`Error::Interrupted`].
     #[must_use]
@@ -45,6 +52,7 @@ impl Events {
     }
 }
 
+#[cfg(feature = "events")]
 impl Iterator for Events {
     type Item = Result<Event, Error>;
 

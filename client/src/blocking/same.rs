@@ -44,7 +44,7 @@ macro_rules! all_options {
     () => {
         crate::blocking::same::options! { "crate::Lock"
             lease(lease: std::time::Duration);
-            renewing(renews: bool);
+            fixed_lease(lease: std::time::Duration);
             session_grace(grace: std::time::Duration);
             max_hold(most: std::time::Duration);
             owner(owner: impl AsRef<[u8]>);
@@ -85,6 +85,21 @@ macro_rules! acquiring {
             Ok(<$guard>::over(&self.0.driver, self.0.wait(self.0.inner.acquire_timeout(timeout))?))
         }
 
+        /// Acquires it, does some work, and releases it, also when the work panics. What the work has returned is returned in any case: a
+        /// release that does not reach the server is logged. What the work does after the lock was lost is up to the work.
+        ///
+        /// # Errors
+        ///
+        /// As [`acquire`](Self::acquire).
+        pub fn run<T>(&self, work: impl FnOnce(&$guard) -> T) -> Result<T, crate::Error> {
+            let guard = self.acquire()?;
+            let done = work(&guard);
+            if let Err(error) = guard.release() {
+                tracing::warn!(%error, "the work is done, and its lock was not released");
+            }
+            Ok(done)
+        }
+
         /// Lets waits be ended by another thread, with [`Error::Interrupted`](crate::Error::Interrupted). What was asked is taken back.
         #[must_use]
         pub fn interrupted_by(mut self, interrupt: &crate::blocking::Interrupt) -> Self {
@@ -106,6 +121,11 @@ macro_rules! holding {
         #[doc = concat!("See [`", $of, "::is_held`]. Look at it before each step that must not happen without the lock.")]
         pub fn is_held(&self) -> bool {
             self.0.inner.is_held()
+        }
+
+        #[doc = concat!("See [`", $of, "::valid_for`].")]
+        pub fn valid_for(&self) -> std::time::Duration {
+            self.0.inner.valid_for()
         }
 
         #[doc = concat!("See [`", $of, "::lost`]: blocks until then.")]

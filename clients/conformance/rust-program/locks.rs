@@ -3,7 +3,8 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use rlock_client::{Client, Error, Fair, Guard, Lock, MultiGuard, MultiLock, Mutex, Permits, Read, Write};
+use rlock_client::kinds::{Fair, Mutex, Permits, Read, Write};
+use rlock_client::{Client, Error, Guard, Lock, MultiGuard, MultiLock};
 use serde_json::Value;
 
 use crate::fault::Fault;
@@ -69,10 +70,10 @@ macro_rules! with_options {
         let (mut lock, request, fault) = ($lock, $request, $fault);
         let span = |field: &str| request[field].as_u64().map(Duration::from_millis);
         if let Some(lease) = span("lease_ms") {
-            lock = lock.lease(lease).renewing(fault != Fault::NeverRenews);
+            lock = if fault == Fault::NeverRenews { lock.fixed_lease(lease) } else { lock.lease(lease) };
         }
         if let Some(lease) = span("fixed_lease_ms") {
-            lock = lock.lease(lease).renewing(false);
+            lock = lock.fixed_lease(lease);
         }
         if let Some(grace) = span("session_ms").filter(|_| fault != Fault::IgnoresSession) {
             lock = lock.session_grace(grace);
@@ -102,15 +103,16 @@ macro_rules! acquired {
 
 impl AnyLock {
     pub fn of(client: &Client, request: &Value, fault: Fault) -> Result<AnyLock, Failure> {
-        if !request["grace_ms"].is_null() {
-            return Err(unsupported("grace_ms: this crate leaves it to the server"));
-        }
         let keys: Vec<_> = request["keys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let key = keys.first().copied().unwrap_or_default();
         let permits = request["permits"].as_u64().unwrap_or(1) as u32;
         let of = match request["kind"].as_str().unwrap_or("mutex") {
             "mutex" => OfMutex(with_options!(client.lock(key), request, fault)),
-            "fair" => OfFair(with_options!(client.fair_lock(key), request, fault)),
+            "fair" => {
+                let lock = with_options!(client.fair_lock(key), request, fault);
+                let grace = request["grace_ms"].as_u64().map(Duration::from_millis);
+                OfFair(grace.map_or(lock.clone(), |grace| lock.grace(grace)))
+            }
             "read" => OfRead(with_options!(client.rw_lock(key).read(), request, fault)),
             "write" => OfWrite(with_options!(client.rw_lock(key).write(), request, fault)),
             "semaphore" => OfPermits(with_options!(client.semaphore(key).permits(permits), request, fault)),
@@ -138,9 +140,14 @@ impl AnyLock {
 
     /// The function form.
     pub async fn run<T>(&self, work: impl AsyncFnOnce() -> T) -> Result<T, Failure> {
-        each!(&self.of, lock => Ok(lock.run(async |_| work().await).await?), {
+        each!(&self.of, lock => Ok(lock.run(async |_| work().await).await?), Ok(lock.run(async |_| work().await).await?))
+    }
+
+    /// The leader helper, with what the leader is told: its token, and how it hears of the loss.
+    pub async fn lead<T, F: Future<Output = T>>(&self, mut term: impl FnMut(u64, Lost) -> F) -> Result<T, Failure> {
+        each!(&self.of, lock => Ok(lock.lead(|guard| term(guard.token(), Box::pin(guard.lost()))).await?), {
             let _ = lock;
-            Err(unsupported("run of many keys"))
+            Err(unsupported("lead of many keys"))
         })
     }
 }
@@ -163,9 +170,8 @@ impl AnyGuard {
         each!(&self.of, guard => guard.is_suspected(), { let _ = guard; false })
     }
 
-    /// `MultiGuard` does not expose its deadline.
-    pub fn valid_ms(&self) -> Option<f64> {
-        each!(&self.of, guard => Some(guard.valid_for().as_secs_f64() * 1000.0), { let _ = guard; None })
+    pub fn valid_ms(&self) -> f64 {
+        each!(&self.of, guard => guard.valid_for(), guard.valid_for()).as_secs_f64() * 1000.0
     }
 
     pub fn lost(&self) -> Lost {

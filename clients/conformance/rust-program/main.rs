@@ -10,6 +10,7 @@ mod locks;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,39 +39,22 @@ fn unsupported(what: &str) -> Failure {
     failure("Unsupported", what)
 }
 
-/// The errors that B12 retries.
-const PASSING: [&str; 12] = [
-    "UNBLOCKED",
-    "READONLY",
-    "LOADING",
-    "MASTERDOWN",
-    "MISCONF",
-    "OOM",
-    "BUSY",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "QUARANTINE",
-    "NOREPLICAS",
-    "BUSYKEY",
-];
-
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let (name, code) = match &error {
-            Error::Timeout => ("LockTimeout", ""),
-            Error::NotHeld => ("LockLost", ""),
-            Error::Deadlock(_) => ("Deadlock", "DEADLOCK"),
-            Error::Superseded => ("Superseded", "SUPERSEDED"),
-            Error::NoModule(_) => ("ModuleMissing", ""),
-            Error::Closed => ("Closed", ""),
-            Error::NoSemaphore => ("Refused", "NOSEMAPHORE"),
-            Error::TooManyWaiters(_) => ("Refused", "MAXWAITERS"),
-            Error::Permission(_) => ("Refused", "NOPERM"),
-            Error::Connection { cause, .. } => ("Unavailable", cause.code().unwrap_or("")),
-            Error::Server { code, .. } if PASSING.contains(&code.as_str()) => ("Unavailable", code.as_str()),
-            Error::Server { code, .. } => ("Refused", code.as_str()),
-            _ => ("Other", ""),
+        let name = match &error {
+            Error::Timeout => "LockTimeout",
+            Error::Lost => "LockLost",
+            Error::Deadlock(_) => "Deadlock",
+            Error::Superseded => "Superseded",
+            Error::ModuleMissing(_) => "ModuleMissing",
+            Error::ModuleTooOld(_) => "ModuleTooOld",
+            Error::Closed => "Closed",
+            Error::Unavailable { .. } => "Unavailable",
+            Error::Refused { .. } => "Refused",
+            _ => "Other",
         };
+        // The others have no code of the server's on the wire.
+        let code = if matches!(error, Error::Lost) { "" } else { error.code() };
         Failure { name: name.to_owned(), code: code.to_owned(), message: error.to_string() }
     }
 }
@@ -94,6 +78,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Program {
     fault: Fault,
     clients: Mutex<HashMap<String, Client>>,
+    /// By how many milliseconds the clocks of the clients are ahead.
+    clocks: Mutex<HashMap<String, Arc<AtomicU64>>>,
     holds: Mutex<HashMap<String, Arc<Hold>>>,
     outstanding: Mutex<HashMap<u64, oneshot::Sender<()>>>,
     /// Requests of one task run one after another.
@@ -147,7 +133,7 @@ impl Program {
         match request["do"].as_str().unwrap_or_default() {
             "hello" => Ok(json!({
                 "language": "rust", "package": format!("rlock-client {}", env!("CARGO_PKG_VERSION")),
-                "features": ["cluster", "sentinel", "tls"],
+                "features": ["cluster", "sentinel", "tls", "clock"],
             })),
             "connect" => self.connect(request).await,
             "acquire" => self.acquire(request).await,
@@ -155,6 +141,13 @@ impl Program {
             "held" => self.held(request),
             "work" => self.work(request).await,
             "run" => self.run(request).await,
+            "lead" => self.lead(request).await,
+            "clock" => {
+                let clock = lock(&self.clocks).get(request["client"].as_str().unwrap_or_default()).cloned();
+                let clock = clock.ok_or_else(|| failure("Closed", "no such client"))?;
+                clock.fetch_add(request["advance_ms"].as_u64().unwrap_or(0), Ordering::Relaxed);
+                Ok(json!({}))
+            }
             "init" => self.init(request).await,
             "cancel" => {
                 let id = request["request"].as_u64().unwrap_or(0);
@@ -185,9 +178,15 @@ impl Program {
                 return Err(unsupported(field));
             }
         }
-        let mut builder = Client::builder();
+        let name = request["client"].as_str().unwrap_or_default().to_owned();
+        let ahead_ms = lock(&self.clocks).entry(name.clone()).or_default().clone();
+        let mut builder = Client::builder().clock(move || {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+            let ahead = Duration::from_millis(ahead_ms.load(Ordering::Relaxed));
+            Duration::new(now.tv_sec as u64, now.tv_nsec as u32) + ahead
+        });
         if let Some(ms) = request["command_timeout_ms"].as_u64() {
-            builder = builder.response_timeout(Duration::from_millis(ms));
+            builder = builder.command_timeout(Duration::from_millis(ms));
         }
         if let Some(file) = request["ca_file"].as_str() {
             let root_cert = Some(std::fs::read(file).map_err(|error| failure("Other", error.to_string()))?);
@@ -205,7 +204,6 @@ impl Program {
         } else {
             builder.connect(&url).await
         };
-        let name = request["client"].as_str().unwrap_or_default().to_owned();
         lock(&self.clients).insert(name, client?);
         Ok(json!({}))
     }
@@ -288,11 +286,11 @@ impl Program {
         let guard = lock(&hold.guard);
         let held = guard.as_ref().is_some_and(AnyGuard::is_held);
         let at_us = now_us();
-        let valid_ms = guard.as_ref().and_then(AnyGuard::valid_ms);
+        let valid_ms = guard.as_ref().map_or(0.0, AnyGuard::valid_ms);
         if self.fault == Fault::BelievesAfterDeadline && guard.is_some() {
             return Ok(json!({"held": true, "at_us": at_us, "valid_ms": 1000}));
         }
-        Ok(json!({"held": held, "at_us": at_us, "valid_ms": if held { valid_ms } else { Some(0.0) }}))
+        Ok(json!({"held": held, "at_us": at_us, "valid_ms": if held { valid_ms } else { 0.0 }}))
     }
 
     async fn work(self: Arc<Self>, request: &Value) -> Answer {
@@ -345,6 +343,20 @@ impl Program {
         }
     }
 
+    async fn lead(&self, request: &Value) -> Answer {
+        let client = self.client(request)?;
+        let hold = &request["hold"];
+        let term = |token: u64, lost: locks::Lost| async move {
+            say(&json!({"event": "elected", "hold": hold, "token": token, "at_us": now_us()}));
+            lost.await;
+            say(&json!({"event": "lost", "hold": hold, "at_us": now_us()}));
+            // The helper ends the term.
+            std::future::pending::<()>().await;
+        };
+        AnyLock::of(&client, request, self.fault)?.lead(term).await?;
+        Ok(json!({}))
+    }
+
     async fn init(&self, request: &Value) -> Answer {
         let key = request["keys"][0].as_str().unwrap_or_default();
         let semaphore = self.client(request)?.semaphore(key);
@@ -356,21 +368,12 @@ impl Program {
         Ok(json!({"made": made}))
     }
 
-    /// Releases the holds of the client by dropping their guards, which `Client::close` leaves to the caller.
     async fn close(&self, request: &Value) -> Answer {
         let client = lock(&self.clients).remove(request["client"].as_str().unwrap_or_default());
         let Some(client) = client else { return Ok(json!({})) };
         if self.fault == Fault::ClosesNothing {
             std::mem::forget(client);
             return Ok(json!({}));
-        }
-        let prefix = format!("{}-", request["client"].as_str().unwrap_or_default());
-        let of_client = |name: &str| name.starts_with(&prefix);
-        let holds: Vec<_> =
-            lock(&self.holds).iter().filter(|(name, _)| of_client(name)).map(|(_, hold)| hold.clone()).collect();
-        for hold in holds {
-            *lock(&hold.is_releasing) = true;
-            drop(lock(&hold.guard).take());
         }
         client.close().await?;
         Ok(json!({}))

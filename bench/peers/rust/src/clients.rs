@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use rlock_client::{Error, Fair, Guard, Kind, Lock, Mutex, Permits, Read, Write};
+use rlock_client::kinds::{Fair, Mutex, Permits, Read, Write};
+use rlock_client::{Error, Guard, Kind, Lock};
 use rslock::{LockError, LockGuard, LockManager};
 
 use crate::Arguments;
@@ -96,7 +97,7 @@ impl Client {
                 let semaphore = client.semaphore(key);
                 match self.wait_for(semaphore.permits(1), wait).await {
                     // The first one makes it; asking before each acquisition would be a command more.
-                    Err(Error::NoSemaphore) => {
+                    Err(error) if error.code() == "NOSEMAPHORE" => {
                         semaphore.init(self.permits).await?;
                         None
                     }
@@ -109,7 +110,7 @@ impl Client {
     }
 
     async fn wait_for<K: Kind>(&self, lock: Lock<K>, wait: Duration) -> Result<Option<Guard<K>>, Error> {
-        let mut lock = lock.lease(self.lease).renewing(true);
+        let mut lock = lock.lease(self.lease);
         if self.is_to_hold {
             lock = lock.session_grace(SESSION_GRACE);
         }

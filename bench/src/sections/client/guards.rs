@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use rlock_bench::clock;
 use rlock_bench::memory;
 use rlock_bench::server::Server;
-use rlock_client::{Client, Guard, Mutex};
+use rlock_client::kinds::Mutex;
+use rlock_client::{Client, Guard};
 use tokio::task::JoinSet;
 
 use super::{calls, lock, runtime, url};

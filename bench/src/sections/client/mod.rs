@@ -14,7 +14,8 @@ use anyhow::{Result, ensure};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use rlock_bench::server::Server;
-use rlock_client::{Client, Lock, Mutex};
+use rlock_client::kinds::Mutex;
+use rlock_client::{Client, Lock};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::names;

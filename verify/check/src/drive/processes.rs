@@ -251,7 +251,7 @@ async fn compete(
 
 /// Acquires a lock, keeps it for a while or until it is lost, and releases it. Returns its token, when it was granted, and until when it was held.
 async fn hold<K: rlock_client::Kind>(lock: Lock<K>, random: &mut StdRng, sent_us: u64) -> Option<(u64, u64, u64)> {
-    let guard: Guard<K> = lock.lease(LEASE).renewing(true).acquire_timeout(WAIT).await.ok()?;
+    let guard: Guard<K> = lock.lease(LEASE).acquire_timeout(WAIT).await.ok()?;
     let (granted_us, token) = (now_us(), guard.token());
     let gives_up_us = granted_us + 1000 * random.random_range(0..=LONGEST_HOLD_MS);
     let mut held_us = sent_us;

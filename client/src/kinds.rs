@@ -1,4 +1,4 @@
-//! The kinds of locks, as types.
+//! The kinds of locks, as types: what a [`Lock`](crate::Lock) and its [`Guard`](crate::Guard) are of.
 
 use crate::wire::Family;
 

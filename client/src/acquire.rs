@@ -1,0 +1,463 @@
+//! Acquiring: try, wait with a timeout, wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Pipeline;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::Instrument;
+
+use crate::Error;
+use crate::core::{Core, Pauses, Reply};
+use crate::hold::{Held, Hold, reenter};
+use crate::identity::next_id;
+use crate::node::Node;
+use crate::options::Options;
+use crate::owners::{self, Turn};
+use crate::request::Request;
+use crate::settle::settle;
+use crate::subscriber::Letter;
+use crate::transport::Link;
+use crate::wire::{self, Answer, Ask, CLAIM, Family, Message, Subject};
+
+/// A message may be lost, so a waiter sends its request again after this time.
+const ASKS_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// How long a wait goes on for the server's own answer that its time has passed.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How long to wait for a lock that is not free.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    Not,
+    /// Until a moment, or without a limit.
+    Until(Option<Instant>),
+}
+
+impl Wait {
+    pub(crate) fn within(timeout: Duration) -> Self {
+        // A timeout that no clock can count is none.
+        Self::Until(Instant::now().checked_add(timeout))
+    }
+
+    fn is_wait(self) -> bool {
+        matches!(self, Self::Until(_))
+    }
+
+    /// What is left of it; `None` without a limit.
+    fn left(self) -> Option<Duration> {
+        let Self::Until(Some(until)) = self else { return None };
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    /// When the acquisition ends whatever the server and the network do.
+    pub(crate) fn limit(self, command_timeout: Duration) -> Option<Instant> {
+        match self {
+            Self::Not => Some(Instant::now() + command_timeout),
+            Self::Until(until) => until.map(|until| until + PATIENCE),
+        }
+    }
+}
+
+/// What is to be acquired.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) family: Family,
+    pub(crate) keys: Arc<[Vec<u8>]>,
+    pub(crate) permits: u32,
+    pub(crate) options: Options,
+}
+
+impl Wanted {
+    pub(crate) fn one(family: Family, key: &[u8]) -> Self {
+        Self { family, keys: Arc::from([key.to_vec()]), permits: 1, options: Options::default() }
+    }
+
+    /// What is wanted by an owner.
+    pub(crate) fn by(&self, owner: Arc<[u8]>) -> Subject {
+        Subject { family: self.family, keys: self.keys.clone(), owner, permits: self.permits }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.options.check()?;
+        if self.permits == 0 {
+            return Err(Error::Argument("permits is 0; expected at least 1".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Acquires what is wanted; `None` if it is not free, and was not to be waited for.
+    ///
+    /// Cancel safety: dropping it settles in the background what was asked for.
+    pub(crate) async fn acquire(self: &Arc<Self>, wanted: &Wanted, wait: Wait) -> Result<Option<Held>, Error> {
+        wanted.check()?;
+        let owner = wanted.options.owner.clone();
+        let is_named = owner.is_some();
+        let subject = wanted.by(owner.unwrap_or_else(|| self.id.next_owner().into()));
+        self.acquire_by(subject, &wanted.options, is_named, wait).await
+    }
+
+    /// Acquires in the name of an owner, of which others may know.
+    pub(crate) async fn acquire_by(
+        self: &Arc<Self>,
+        subject: Subject,
+        options: &Options,
+        is_named: bool,
+        wait: Wait,
+    ) -> Result<Option<Held>, Error> {
+        let token = self.enter()?;
+        let started = self.now();
+        let keys = subject.keys.clone();
+        let key = || keys.first().map_or(b"".as_slice(), Vec::as_slice);
+        let span = tracing::debug_span!("acquire", key = %String::from_utf8_lossy(key()));
+        let acquiring = self.acquire_within(subject, options, is_named, wait, token).instrument(span);
+        let outcome = tokio::select! {
+            biased;
+            () = self.closing.cancelled() => Err(Error::Closed),
+            outcome = acquiring => outcome,
+        };
+        let after = started.until(self.now());
+        self.meter.count(|metrics| match &outcome {
+            Ok(Some(_)) => metrics.acquired(key(), after),
+            Ok(None) => metrics.refused(key()),
+            Err(error) => metrics.failed(key(), error, after),
+        });
+        outcome
+    }
+
+    async fn acquire_within(
+        self: &Arc<Self>,
+        subject: Subject,
+        options: &Options,
+        is_named: bool,
+        wait: Wait,
+        token: TaskTrackerToken,
+    ) -> Result<Option<Held>, Error> {
+        let limit = wait.limit(self.common.command_timeout);
+        let mut last = None;
+        let acquiring = async {
+            let desks = is_named.then(|| self.owners.desks(&subject));
+            let turn = match &desks {
+                Some(desks) => owners::turn(desks).await,
+                None => Turn::new(),
+            };
+            if let Some(desks) = &desks
+                && let Some(held) = reenter(desks, &subject)?
+            {
+                return Ok(Some(held));
+            }
+            let request = Arc::new(Request::new(self, subject, options).await);
+            let mut attempt = Attempt {
+                request,
+                id: next_id(),
+                is_open: false,
+                is_lost: false,
+                link: None,
+                turn,
+                token: Some(token),
+            };
+            let held = attempt.obtain(wait, &mut last).await?;
+            if let (Some(held), true) = (&held, is_named) {
+                held.hold.desks();
+            }
+            Ok(held)
+        };
+        let outcome = match limit {
+            Some(limit) => timeout_at(limit, acquiring).await,
+            None => Ok(acquiring.await),
+        };
+        outcome.unwrap_or_else(|_| match (wait, last) {
+            (Wait::Until(_), _) => Err(Error::Timeout),
+            (Wait::Not, Some(error)) => Err(error),
+            (Wait::Not, None) => Err(Error::unavailable(format!("no answer within {:?}", self.common.command_timeout))),
+        })
+    }
+}
+
+/// What came of asking once.
+enum Step {
+    Granted(Held),
+    NotGranted,
+    /// The request is to be sent again: at once, or after a pause if the grant had expired.
+    Again {
+        pauses: bool,
+    },
+}
+
+/// An acquisition on its way. What is open when it is dropped is settled.
+struct Attempt {
+    request: Arc<Request>,
+    id: u64,
+    /// Whether the request may wait or hold on the server.
+    is_open: bool,
+    /// Whether a copy of it had no answer, so that an error says nothing of it.
+    is_lost: bool,
+    link: Option<Arc<Link>>,
+    turn: Turn,
+    token: Option<TaskTrackerToken>,
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.is_open {
+            let turn = std::mem::take(&mut self.turn);
+            settle(self.request.clone(), self.id, self.link.take(), turn);
+        }
+        drop(self.token.take());
+    }
+}
+
+impl Attempt {
+    /// Asks until the lock is granted or the server refuses.
+    async fn obtain(&mut self, wait: Wait, last: &mut Option<Error>) -> Result<Option<Held>, Error> {
+        let mut pauses = Pauses::default();
+        loop {
+            match self.ask(wait).await {
+                Ok(Step::Granted(held)) => return self.prove(held).await.map(Some),
+                Ok(Step::NotGranted) if !wait.is_wait() => return Ok(None),
+                Ok(Step::NotGranted) if wait.left().is_some_and(|left| left.is_zero()) => return Err(Error::Timeout),
+                Ok(Step::NotGranted) => {}
+                Ok(Step::Again { pauses: false }) => pauses = Pauses::default(),
+                Ok(Step::Again { pauses: true }) => sleep(pauses.next()).await,
+                Err(error) if error.is_retryable() && (wait.is_wait() || error.is_lost_reply()) => {
+                    tracing::debug!(%error, "an acquisition goes on");
+                    *last = Some(error);
+                    sleep(pauses.next()).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends the request once, and waits for what comes of it.
+    async fn ask(&mut self, wait: Wait) -> Result<Step, Error> {
+        let core = self.request.core.clone();
+        let limit = wait.left().map_or(core.common.command_timeout, |left| left + PATIENCE);
+        let (reply, letter) = match wait {
+            Wait::Not => {
+                let command = self.request.acquire(self.id, Ask::Once);
+                // From here on it may be sent.
+                let was_open = std::mem::replace(&mut self.is_open, true);
+                let reply = self.request.ask(&command, limit).await;
+                self.is_open = was_open || reply.link.is_some();
+                (reply, None)
+            }
+            Wait::Until(_) => {
+                let node = core.node(self.request.slot).await?;
+                let subscriber = node.subscriber().await?;
+                let subscription = subscriber.subscribe(self.request.slot).await.inspect_err(|error| {
+                    core.servers.redirected(error, subscriber.link());
+                })?;
+                let link = node.link().await?;
+                let letter = subscriber.expect(self.id, self.request.subject.clone());
+                let command = self.request.acquire(self.id, Ask::Wait(wait.left(), &subscription.channel));
+                (self.is_open, self.link) = (true, Some(link.clone()));
+                let within = limit.min(core.common.command_timeout);
+                let reply = core.ask_over(&node, &link, &command, false, within).await;
+                (reply, Some((letter, subscription.gone.clone(), link)))
+            }
+        };
+        self.link = reply.link.clone().or(self.link.take());
+        let value = match &reply.said {
+            Ok(value) => value,
+            Err(error) => return self.failed(error.clone(), &reply).await,
+        };
+        match wire::answer(value, self.request.subject.keys.len())? {
+            Answer::NotGranted => {
+                self.used();
+                Ok(Step::NotGranted)
+            }
+            Answer::Granted(tokens) => self.granted(tokens, &reply, None),
+            Answer::Waits => {
+                let Some((letter, gone, link)) = letter else { return Err(Error::unexpected(value)) };
+                self.await_message(letter, gone, link).await
+            }
+        }
+    }
+
+    /// The request was refused, or has no answer.
+    async fn failed(&mut self, error: Error, reply: &Reply) -> Result<Step, Error> {
+        if error.is_lost_reply() {
+            self.is_lost |= reply.link.is_some();
+            return Err(error);
+        }
+        self.is_open = self.is_lost && error != Error::Superseded;
+        let Some(link) = &reply.link else { return Err(error) };
+        match self.request.core.servers.redirected(&error, link) {
+            // The other node has the key, but not the slot, so it cannot answer on a channel of the slot: nothing is waited for there.
+            Some((node, true)) => self.try_at(&node, error).await,
+            _ => Err(error),
+        }
+    }
+
+    async fn try_at(&mut self, node: &Arc<Node>, moving: Error) -> Result<Step, Error> {
+        let core = self.request.core.clone();
+        let link = node.link().await?;
+        let command = self.request.acquire(self.id, Ask::Once);
+        self.is_open = true;
+        let reply = core.ask_over(node, &link, &command, true, core.common.command_timeout).await;
+        let value = match &reply.said {
+            Ok(value) => value,
+            Err(error) => {
+                self.is_lost |= error.is_lost_reply();
+                self.is_open = self.is_lost;
+                return Err(error.clone());
+            }
+        };
+        match wire::answer(value, self.request.subject.keys.len())? {
+            Answer::Granted(tokens) => self.granted(tokens, &reply, None),
+            _ => {
+                self.used();
+                Err(moving)
+            }
+        }
+    }
+
+    /// The request has ended without a grant, and its number is used up.
+    fn used(&mut self) {
+        (self.is_open, self.is_lost, self.id) = (false, false, next_id());
+    }
+
+    /// A hold by an answer, unless it has expired meanwhile: then the request is sent again, with the same number. Nothing is remembered of
+    /// a hold that has ended, and one that has not is renewed and not counted twice.
+    fn granted(&mut self, tokens: Vec<u64>, reply: &Reply, left: Option<Duration>) -> Result<Step, Error> {
+        let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
+        match Hold::begin(self.request.clone(), tokens, reply.sent, left, link)? {
+            Some(held) => {
+                self.is_open = false;
+                Ok(Step::Granted(held))
+            }
+            None => Ok(Step::Again { pauses: true }),
+        }
+    }
+
+    /// Waits for the message. It may be lost, with its subscription or alone, and the wait ends with the connection that asked.
+    #[tracing::instrument(name = "wait", level = "debug", skip_all)]
+    async fn await_message(
+        &mut self,
+        mut letter: Letter,
+        gone: tokio_util::sync::CancellationToken,
+        link: Arc<Link>,
+    ) -> Result<Step, Error> {
+        let message = tokio::select! {
+            biased;
+            message = &mut letter.message => message.ok(),
+            () = gone.cancelled() => None,
+            () = link.closed().cancelled() => None,
+            () = sleep_until(Instant::now() + ASKS_AGAIN_AFTER) => None,
+        };
+        match message {
+            None => {
+                self.is_lost = true;
+                Ok(Step::Again { pauses: false })
+            }
+            Some(Message::NotGranted) => {
+                self.used();
+                Ok(Step::NotGranted)
+            }
+            Some(Message::Failed(error)) => {
+                // A server that steps down may have granted the request in that turn.
+                if error.code() != "UNBLOCKED" {
+                    self.used();
+                }
+                Err(error)
+            }
+            Some(Message::Granted(tokens)) if tokens.len() == self.request.subject.keys.len() => {
+                self.claim(tokens).await
+            }
+            Some(Message::Granted(_)) => Ok(Step::Again { pauses: true }),
+        }
+    }
+
+    /// Confirms a grant that came as a message: its claim may have expired meanwhile.
+    async fn claim(&mut self, tokens: Vec<u64>) -> Result<Step, Error> {
+        let renew = self.request.subject.renew(&tokens, self.request.lease);
+        let (mut pauses, until) = (Pauses::default(), Instant::now() + CLAIM);
+        loop {
+            let reply = self.request.ask(&renew, CLAIM / 2).await;
+            match &reply.said {
+                Ok(left) => {
+                    let left = wire::milliseconds(left)?;
+                    return self.granted(tokens, &reply, Some(left));
+                }
+                Err(Error::Lost) => {
+                    // Of several keys some may be held still.
+                    if self.request.subject.family == Family::Many {
+                        self.request.release_each(&tokens).await;
+                    }
+                    self.used();
+                    return Ok(Step::Again { pauses: false });
+                }
+                Err(error) if error.is_retryable() && Instant::now() < until => sleep(pauses.next()).await,
+                // The same request claims the grant as well.
+                Err(error) => {
+                    self.is_lost = true;
+                    return Err(error.clone());
+                }
+            }
+        }
+    }
+
+    /// Waits for replicas to have the grant, if that is asked for: over a connection that nothing else waits behind.
+    async fn prove(&mut self, held: Held) -> Result<Held, Error> {
+        let Some((wanted, patience)) = self.request.options.replicas else { return Ok(held) };
+        let core = &self.request.core;
+        let link = core.node(self.request.slot).await?.dial().await?;
+        let mut pipeline = Pipeline::with_capacity(2);
+        // A repeated ACQUIRE is propagated in any case, and WAIT is about what its own connection has written.
+        pipeline
+            .add_command(self.request.acquire(self.id, Ask::Once))
+            .cmd("WAIT")
+            .arg(wanted)
+            .arg(wire::ms(patience).max(1));
+        let mut answers = link.ask_all(&pipeline, patience + core.common.command_timeout).await?.into_iter();
+        answers.next().unwrap_or_else(|| Err(Error::unavailable("no answer")))?;
+        let acknowledged = answers.next().unwrap_or_else(|| Err(Error::unavailable("no answer")))?;
+        let acknowledged = u32::try_from(wire::number(&acknowledged)?).unwrap_or(0);
+        if acknowledged >= wanted {
+            return Ok(held);
+        }
+        // The caller hears of it when the lock is free again.
+        drop(held.release(None).await);
+        Err(Error::Replicas { wanted, acknowledged })
+    }
+}
+
+impl Core {
+    /// Takes over a hold that is on the server already.
+    pub(crate) async fn take_over(
+        self: &Arc<Self>,
+        subject: Subject,
+        options: &Options,
+        token: u64,
+    ) -> Result<Held, Error> {
+        let _entered = self.enter()?;
+        options.check()?;
+        let desks = self.owners.desks(&subject);
+        let _turn = owners::turn(&desks).await;
+        let request = Arc::new(Request::new(self, subject, options).await);
+        let mut renew = request.subject.renew(&[token], request.lease);
+        if let Some(note) = &options.note {
+            renew.arg("NOTE").arg(&**note);
+        }
+        let mut pauses = Pauses::default();
+        let until = Instant::now() + self.common.command_timeout;
+        loop {
+            let reply = request.ask(&renew, Duration::MAX).await;
+            match (&reply.said, &reply.link) {
+                (Ok(left), Some(link)) => {
+                    let left = Some(wire::milliseconds(left)?);
+                    let held = Hold::begin(request.clone(), vec![token], reply.sent, left, link)?.ok_or(Error::Lost)?;
+                    held.hold.desks();
+                    return Ok(held);
+                }
+                (Err(error), _) if error.is_retryable() && Instant::now() < until => sleep(pauses.next()).await,
+                (Err(error), _) => return Err(error.clone()),
+                (Ok(_), None) => return Err(Error::Lost),
+            }
+        }
+    }
+}

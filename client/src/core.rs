@@ -1,0 +1,266 @@
+//! What the handles and guards of a client share: where the servers are, how to ask them, and what runs in the background.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::{Cmd, Pipeline, Value};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::Error;
+use crate::clock::Moment;
+use crate::identity::ClientId;
+use crate::metrics::Meter;
+use crate::node::{Node, Servers};
+use crate::options::LONGEST;
+use crate::owners::Owners;
+use crate::renewal::Renewals;
+use crate::transport::{Common, Link};
+use crate::wire;
+
+/// How many acquisitions are settled at a time. Claims and leases bound the further ones.
+const SETTLEMENTS: usize = 1000;
+
+/// How often a command is redirected before that counts as a failure.
+const REDIRECTIONS: usize = 4;
+
+/// How long closing may take.
+const CLOSES_WITHIN: Duration = Duration::from_secs(5);
+
+pub(crate) struct Core {
+    pub(crate) common: Arc<Common>,
+    pub(crate) servers: Box<dyn Servers>,
+    pub(crate) name: Option<String>,
+    pub(crate) meter: Meter,
+    pub(crate) id: ClientId,
+    pub(crate) owners: Owners,
+    pub(crate) renewals: Arc<Renewals>,
+    pub(crate) settlements: Arc<Semaphore>,
+    /// Cancelled when the client is being closed.
+    pub(crate) closing: CancellationToken,
+    /// What closing waits for.
+    under_way: TaskTracker,
+    /// 0 until the server was asked.
+    longest_lease_us: AtomicU64,
+    /// Ends the tasks of the client.
+    _end: DropGuard,
+}
+
+/// What became of a command.
+pub(crate) struct Reply {
+    /// Over what it was sent; `None` if it was not.
+    pub(crate) link: Option<Arc<Link>>,
+    /// The moment before it was sent.
+    pub(crate) sent: Moment,
+    pub(crate) said: Result<Value, Error>,
+}
+
+/// Pauses that grow from 50 ms to 1 s.
+#[derive(Default)]
+pub(crate) struct Pauses(Duration);
+
+impl Pauses {
+    pub(crate) fn next(&mut self) -> Duration {
+        self.0 = (self.0 * 2).clamp(Duration::from_millis(50), Duration::from_secs(1));
+        self.0
+    }
+}
+
+impl Core {
+    pub(crate) fn new(
+        common: Arc<Common>,
+        servers: Box<dyn Servers>,
+        name: Option<String>,
+        meter: Meter,
+        renewals: Arc<Renewals>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            _end: common.ended.clone().drop_guard(),
+            common,
+            servers,
+            name,
+            meter,
+            id: ClientId::default(),
+            owners: Owners::default(),
+            renewals,
+            settlements: Arc::new(Semaphore::new(SETTLEMENTS)),
+            closing: CancellationToken::new(),
+            under_way: TaskTracker::new(),
+            longest_lease_us: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.common.clock.now()
+    }
+
+    /// The slot of keys that are asked for together, in a cluster.
+    pub(crate) fn slot_of(&self, keys: &[Vec<u8>]) -> Option<u16> {
+        self.servers.slot_of(keys.first().map_or(&[], Vec::as_slice))
+    }
+
+    /// A name of the place where the locks are, the same in every process, and the place's own: two places may have been given one name.
+    pub(crate) fn place(&self) -> (String, String) {
+        let own = self.servers.name();
+        (self.name.clone().unwrap_or_else(|| own.clone()), own)
+    }
+
+    /// Fails if the client was closed. Closing waits while the token lives.
+    pub(crate) fn enter(&self) -> Result<TaskTrackerToken, Error> {
+        let token = self.under_way.token();
+        if self.closing.is_cancelled() { Err(Error::Closed) } else { Ok(token) }
+    }
+
+    /// Runs work in the background, which closing waits for.
+    pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
+        drop(self.under_way.spawn_on(work, &self.common.home));
+    }
+
+    /// Closing waits while the token lives.
+    pub(crate) fn token(&self) -> TaskTrackerToken {
+        self.under_way.token()
+    }
+
+    pub(crate) async fn node(&self, slot: Option<u16>) -> Result<Arc<Node>, Error> {
+        match self.servers.known(slot) {
+            Some(node) => Ok(node),
+            None => self.servers.find(slot).await,
+        }
+    }
+
+    /// Sends a command to the server of a slot, follows redirections, and waits for the answer.
+    pub(crate) async fn ask(&self, slot: Option<u16>, command: &Cmd, within: Duration) -> Reply {
+        let deadline = Instant::now() + within;
+        let mut redirected = None;
+        let mut reply = Reply { link: None, sent: self.now(), said: Err(Error::unavailable("not sent")) };
+        for _ in 0..REDIRECTIONS {
+            let connecting = async {
+                let (node, is_asking) = match redirected.take() {
+                    Some(redirected) => redirected,
+                    None => (self.node(slot).await?, false),
+                };
+                Ok((node.link().await?, node, is_asking))
+            };
+            let connected = tokio::time::timeout_at(deadline, connecting).await;
+            let (link, node, is_asking) = match connected {
+                Ok(Ok(connected)) => connected,
+                Ok(Err(error)) => return Reply { said: Err(error), ..reply },
+                Err(_) => {
+                    return Reply {
+                        said: Err(Error::unavailable(format!("no connection within {within:?}"))),
+                        ..reply
+                    };
+                }
+            };
+            reply = self.ask_over(&node, &link, command, is_asking, deadline - Instant::now()).await;
+            let Err(error) = &reply.said else { break };
+            redirected = self.servers.redirected(error, &link);
+            if redirected.is_none() {
+                break;
+            }
+        }
+        reply
+    }
+
+    /// Sends a command over a connection, and waits for the answer.
+    pub(crate) async fn ask_over(
+        &self,
+        node: &Node,
+        link: &Arc<Link>,
+        command: &Cmd,
+        is_asking: bool,
+        within: Duration,
+    ) -> Reply {
+        let sent = self.now();
+        let said = if is_asking {
+            let mut both = Pipeline::with_capacity(2);
+            both.cmd("ASKING").add_command(command.clone());
+            let last =
+                |answers: Vec<_>| answers.into_iter().last().unwrap_or_else(|| Err(Error::unavailable("no answer")));
+            link.ask_all(&both, within).await.and_then(last)
+        } else {
+            link.ask(command, within).await
+        };
+        if let Err(error) = &said {
+            if error.is_lost_reply() && link.is_silent_since(sent) {
+                node.abandon(link);
+                node.transport.doubt(error);
+            } else {
+                node.heed(error, link);
+            }
+        }
+        Reply { link: Some(link.clone()), sent, said }
+    }
+
+    /// Asks until the server answers with something else than an error that may pass.
+    pub(crate) async fn insist(&self, slot: Option<u16>, command: &Cmd, within: Duration) -> Result<Value, Error> {
+        let deadline = Instant::now() + within;
+        let mut pauses = Pauses::default();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let said = self.ask(slot, command, left.min(self.common.command_timeout)).await.said;
+            let pause = pauses.next();
+            match said {
+                Err(error) if error.is_retryable() && Instant::now() + pause < deadline => sleep(pause).await,
+                said => return said,
+            }
+        }
+    }
+
+    /// As [`insist`](Self::insist), for as long as one command may take.
+    pub(crate) async fn request(&self, keys: &[Vec<u8>], command: &Cmd) -> Result<Value, Error> {
+        drop(self.enter()?);
+        self.insist(self.slot_of(keys), command, self.common.command_timeout).await
+    }
+
+    /// Asks what the server says of the module: that it is there, and the longest lease that it grants. A user may be forbidden to ask.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] if no server answers, [`Error::ModuleMissing`] if it says nothing of the module.
+    pub(crate) async fn learn(&self, slot: Option<u16>) -> Result<(), Error> {
+        let info = self.ask(slot, redis::cmd("INFO").arg("rlock"), self.common.command_timeout).await.said;
+        let longest = match info {
+            Ok(info) => {
+                let info = String::from_utf8_lossy(wire::bytes(&info).unwrap_or_default()).into_owned();
+                if !info.contains("rlock_") {
+                    return Err(Error::ModuleMissing("INFO does not show it".to_owned()));
+                }
+                wire::longest_lease(&info)
+            }
+            Err(error) if error.is_retryable() => return Err(error),
+            Err(_) => None,
+        };
+        let us = u64::try_from(longest.unwrap_or(LONGEST).as_micros()).unwrap_or(u64::MAX);
+        self.longest_lease_us.store(us, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The longest lease that the server of a slot grants.
+    pub(crate) async fn longest_lease(&self, slot: Option<u16>) -> Duration {
+        if self.longest_lease_us.load(Ordering::Relaxed) == 0 {
+            // What is wrong is told by the request that follows.
+            drop(self.learn(slot).await);
+        }
+        match self.longest_lease_us.load(Ordering::Relaxed) {
+            0 => LONGEST,
+            us => Duration::from_micros(us),
+        }
+    }
+
+    /// Ends waits and holds, and waits for what is released and settled.
+    pub(crate) async fn close(&self) -> Result<(), Error> {
+        self.closing.cancel();
+        self.renewals.end_all();
+        self.under_way.close();
+        let is_done = tokio::time::timeout(CLOSES_WITHIN.min(self.common.command_timeout), self.under_way.wait()).await;
+        let left = self.under_way.len();
+        self.common.ended.cancel();
+        self.servers.close();
+        if is_done.is_err() && left > 0 { Err(Error::LeftBehind { requests: left }) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,120 @@
+//! The followers of keys on one connection, and the events that they hear.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::broadcast::{Receiver, Sender};
+
+/// What the channels of events begin with, and those of nothing else that this crate subscribes to.
+pub(crate) const PREFIX: &[u8] = b"__keyspace@";
+
+/// How many events of a key are kept for a slow follower.
+const KEPT_EVENTS: usize = 256;
+
+/// Something that has happened to a lock, see [`Observer::events`](crate::Observer::events).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Event {
+    /// An owner was granted it. A re-entry is no event.
+    Acquired,
+    /// Its holder released it.
+    Released,
+    /// The lease or session of a holder expired.
+    Expired,
+    /// An operator took it away from its holders.
+    Forced,
+    /// Its holder released it, and it stays closed for some time.
+    Kept,
+    /// A free fair lock is kept for some time for the first in its queue, which is not connected.
+    Turn,
+    /// The key was deleted, evicted, renamed or overwritten. Published only with `g` and `e` in `notify-keyspace-events`.
+    Removed,
+    /// The connection was lost, or this follower was too slow: some events may be missing from here on.
+    Missed,
+}
+
+impl Event {
+    /// `None` for what changes no holder.
+    fn parse(name: &[u8]) -> Option<Self> {
+        match name {
+            b"rlock.acquire" => Some(Self::Acquired),
+            b"rlock.release" => Some(Self::Released),
+            b"rlock.expire" => Some(Self::Expired),
+            b"rlock.force" => Some(Self::Forced),
+            b"rlock.keep" => Some(Self::Kept),
+            b"rlock.turn" => Some(Self::Turn),
+            b"expire" | b"persist" | b"new" => None,
+            _ => Some(Self::Removed),
+        }
+    }
+}
+
+/// The followers of keys on one connection, by channel.
+#[derive(Default)]
+pub(crate) struct Listeners(Mutex<HashMap<Vec<u8>, Sender<Event>>>);
+
+pub(crate) type Following = Receiver<Event>;
+
+impl Listeners {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Sender<Event>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn follow(&self, channel: &[u8]) -> Following {
+        self.lock().entry(channel.to_vec()).or_insert_with(|| Sender::new(KEPT_EVENTS)).subscribe()
+    }
+
+    pub(crate) fn are_followed(&self) -> bool {
+        self.lock().values().any(|followers| followers.receiver_count() > 0)
+    }
+
+    /// Forgets the channels that nobody follows any more, and names them.
+    pub(crate) fn take_idle(&self) -> Vec<Vec<u8>> {
+        self.lock().extract_if(|_, followers| followers.receiver_count() == 0).map(|(channel, _)| channel).collect()
+    }
+
+    /// A message has come. False if it is not about a key.
+    pub(crate) fn tell(&self, channel: &[u8], event: &[u8]) -> bool {
+        let is_event = channel.starts_with(PREFIX);
+        if is_event && let (Some(followers), Some(event)) = (self.lock().get(channel), Event::parse(event)) {
+            // Nobody may be left.
+            drop(followers.send(event));
+        }
+        is_event
+    }
+}
+
+/// Whether events of locks are published, by the setting `notify-keyspace-events`.
+pub(crate) fn are_published(flags: &[u8]) -> bool {
+    flags.contains(&b'K') && (flags.contains(&b'd') || flags.contains(&b'A'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_reach_followers_of_their_key_and_no_other() {
+        let listeners = Listeners::default();
+        let channel = b"__keyspace@3__:k".as_slice();
+        let mut follower = listeners.follow(channel);
+        assert!(listeners.are_followed());
+        assert!(listeners.tell(channel, b"rlock.acquire") && listeners.tell(channel, b"del"));
+        assert!(listeners.tell(b"__keyspace@3__:other", b"del"));
+        assert!(listeners.tell(channel, b"rlock.turn"));
+        assert!(!listeners.tell(b"rlock:channel", b"nil 7"), "that is the answer to a wait");
+        let told: Vec<_> = std::iter::from_fn(|| follower.try_recv().ok()).collect();
+        assert_eq!(told, [Event::Acquired, Event::Removed, Event::Turn]);
+        assert!(listeners.take_idle().is_empty());
+        drop(follower);
+        assert_eq!(listeners.take_idle(), [channel]);
+        assert!(are_published(b"AKE") && are_published(b"Kd") && !are_published(b"Ed") && !are_published(b"Kg"));
+    }
+
+    /// The lock is held as before.
+    #[test]
+    fn expire_and_persist_of_a_held_lock_are_no_removal() {
+        assert_eq!([b"expire".as_slice(), b"persist"].map(Event::parse), [None, None]);
+        assert_eq!(Event::parse(b"del"), Some(Event::Removed));
+    }
+}

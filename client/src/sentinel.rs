@@ -1,0 +1,221 @@
+//! The primary that Sentinel names.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use redis::{ConnectionInfo, Value};
+
+use crate::Error;
+use crate::client::{Builder, Client, at_address, reached};
+use crate::clock::Moment;
+use crate::node::{Node, Single};
+use crate::transport::{Common, Hear, Link, Transport, connect_to};
+use crate::wire;
+
+/// How long the sentinels are left in peace after they were asked about a primary that refuses. Each time in a row it is twice as long, up
+/// to the longest.
+const BETWEEN_DOUBTS: Duration = Duration::from_secs(1);
+const BETWEEN_DOUBTS_AT_MOST: Duration = Duration::from_secs(4);
+
+impl Builder {
+    /// Connects to the primary that Sentinel knows under a name, and follows it after a failover. Each URL is that of a sentinel.
+    /// `settings` is a URL with the user, password and database of the *primary*; its address is not used.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Argument`] if an address cannot be read, [`Error::Unavailable`] if no sentinel names a primary that answers.
+    pub async fn connect_sentinel(self, sentinels: &[&str], master: &str, settings: &str) -> Result<Client, Error> {
+        let sentinels: Vec<_> = sentinels.iter().map(|url| self.parse("sentinels", url)).collect::<Result<_, _>>()?;
+        let settings = self.parse("settings", settings)?;
+        let client = self.build(|common| {
+            let watched = Watched {
+                sentinels,
+                master: master.to_owned(),
+                settings,
+                doubts: Mutex::new(Doubts::none()),
+                node: OnceLock::new(),
+            };
+            let (name, watched) = (watched.name(), Arc::new(watched));
+            let node = Node::new(Primary(watched.clone()), common);
+            let _ = watched.node.set(Arc::downgrade(&node));
+            Box::new(Single { name, node })
+        });
+        reached(client).await
+    }
+}
+
+/// What the sentinels watch.
+struct Watched {
+    sentinels: Vec<ConnectionInfo>,
+    master: String,
+    /// How to talk to the primary; only the address is Sentinel's.
+    settings: ConnectionInfo,
+    doubts: Mutex<Doubts>,
+    node: OnceLock<Weak<Node>>,
+}
+
+struct Primary(Arc<Watched>);
+
+/// When the sentinels are asked about a primary that refuses.
+struct Doubts {
+    /// Not before. [`Moment::NEVER`] while they are being asked.
+    next: Moment,
+    pause: Duration,
+}
+
+impl Doubts {
+    fn none() -> Self {
+        Self { next: Moment::from_us(0), pause: BETWEEN_DOUBTS }
+    }
+
+    /// Whether they are to be asked now. The caller says when that has [ended](Self::end).
+    fn begin(&mut self, now: Moment) -> bool {
+        if now < self.next {
+            return false;
+        }
+        // Without a doubt for so long after they could be asked again, this one is the first.
+        if self.next.after(self.pause) < now {
+            self.pause = BETWEEN_DOUBTS;
+        }
+        self.next = Moment::NEVER;
+        true
+    }
+
+    fn end(&mut self, now: Moment) {
+        self.next = now.after(self.pause);
+        self.pause = (self.pause * 2).min(BETWEEN_DOUBTS_AT_MOST);
+    }
+}
+
+impl Watched {
+    fn name(&self) -> String {
+        let mut addresses: Vec<_> = self.sentinels.iter().map(|info| info.addr().to_string()).collect();
+        addresses.sort();
+        format!("sentinel {}/{} {}", self.master, self.settings.redis_settings().db(), addresses.join(","))
+    }
+
+    fn doubts(&self) -> MutexGuard<'_, Doubts> {
+        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server that a sentinel names.
+    async fn named_by(&self, sentinel: &ConnectionInfo, common: &Common) -> Result<ConnectionInfo, Error> {
+        let asking = async {
+            let link = Link::connect(sentinel.clone(), common, Arc::new(|_| {})).await?;
+            let mut question = redis::cmd("SENTINEL");
+            question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.master);
+            let answer = link.ask(&question, common.command_timeout).await?;
+            let Value::Array(address) = &answer else {
+                return Err(Error::unavailable(format!("sentinel knows no primary {:?}", self.master)));
+            };
+            let [host, port] = address.as_slice() else { return Err(Error::unexpected(&answer)) };
+            let port = u16::try_from(wire::number(port)?).map_err(|_| Error::unexpected(&answer))?;
+            Ok(at_address(&self.settings, &String::from_utf8_lossy(wire::bytes(host)?), port))
+        };
+        // One that hangs does not keep the others from being asked.
+        let late = || Err(Error::unavailable("a sentinel does not answer"));
+        tokio::time::timeout(common.connect_timeout / 2, asking).await.unwrap_or_else(|_| late())
+    }
+
+    /// A connection to a server that says itself that it is a primary.
+    async fn connect_to(&self, server: ConnectionInfo, common: &Common) -> Result<Link, Error> {
+        let link = Link::connect(server, common, Arc::new(|_| {})).await?;
+        let role = link.ask(&redis::cmd("ROLE"), common.command_timeout).await?;
+        match &role {
+            Value::Array(fields)
+                if fields.first().is_some_and(|word| wire::bytes(word).is_ok_and(|w| w == b"master")) =>
+            {
+                Ok(link)
+            }
+            _ => Err(Error::unavailable("sentinel names a server that is no primary yet")),
+        }
+    }
+
+    /// Asks the sentinels one after the other.
+    async fn connect(&self, common: &Common) -> Result<Link, Error> {
+        let mut last = Error::unavailable("there are no sentinels");
+        for sentinel in &self.sentinels {
+            let connecting = async { self.connect_to(self.named_by(sentinel, common).await?, common).await };
+            match connecting.await {
+                Ok(link) => return Ok(link),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Goes over to another server if most of the sentinels name it, and it says itself that it is a primary. One sentinel may be cut off
+    /// together with the old one.
+    async fn leave_replaced_primary(&self) {
+        let Some(node) = self.node.get().and_then(Weak::upgrade) else { return };
+        let Some(present) = node.present() else { return };
+        let mut named: Vec<(ConnectionInfo, usize)> = Vec::new();
+        for sentinel in &self.sentinels {
+            let Ok(other) = self.named_by(sentinel, &node.common).await else { continue };
+            match named.iter_mut().find(|(known, _)| known.addr() == other.addr()) {
+                Some((_, count)) => *count += 1,
+                None => named.push((other, 1)),
+            }
+        }
+        let by_most = named.into_iter().find(|(_, count)| count * 2 > self.sentinels.len()).map(|(other, _)| other);
+        let Some(other) = by_most else { return };
+        if present.info().is_some_and(|info| info.addr() == other.addr()) {
+            return;
+        }
+        if self.connect_to(other, &node.common).await.is_ok() {
+            tracing::info!("the primary refuses, and sentinels name another one");
+            node.close();
+        }
+    }
+}
+
+impl Transport for Primary {
+    fn open(&self, common: &Arc<Common>) -> BoxFuture<'static, Result<Link, Error>> {
+        let (watched, common) = (self.0.clone(), common.clone());
+        async move { watched.connect(&common).await }.boxed()
+    }
+
+    fn listen(&self, common: &Arc<Common>, commands: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
+        connect_to(commands.info().unwrap_or(&self.0.settings).clone(), common, hear)
+    }
+
+    fn doubt(&self, _: &Error) {
+        let Some(common) = self.0.node.get().and_then(Weak::upgrade).map(|node| node.common.clone()) else { return };
+        if !self.0.doubts().begin(common.clock.now()) {
+            return;
+        }
+        let watched = self.0.clone();
+        drop(common.home.clone().spawn(async move {
+            watched.leave_replaced_primary().await;
+            watched.doubts().end(common.clock.now());
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentinels_are_asked_ever_more_rarely_about_a_primary_that_goes_on_refusing() {
+        let at = |seconds: u64| Moment::from_us(1_000_000_000).after(Duration::from_secs(seconds));
+        let mut doubts = Doubts::none();
+        let mut asked = Vec::new();
+        for second in 0..20 {
+            if doubts.begin(at(second)) {
+                assert!(!doubts.begin(at(second)), "they are being asked");
+                doubts.end(at(second));
+                asked.push(second);
+            }
+        }
+        assert_eq!(asked, [0, 1, 3, 7, 11, 15, 19]);
+        // It refused nothing for longer than the pause.
+        for second in [28, 29] {
+            assert!(doubts.begin(at(second)));
+            doubts.end(at(second));
+        }
+        assert!(!doubts.begin(at(30)));
+    }
+}

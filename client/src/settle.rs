@@ -1,0 +1,50 @@
+//! Settling an acquisition that has ended without a hold, so that neither a wait nor a hold stays behind.
+
+use std::sync::Arc;
+
+use tokio::time::{sleep, timeout};
+
+use crate::Error;
+use crate::core::Pauses;
+use crate::identity::next_id;
+use crate::owners::Turn;
+use crate::request::Request;
+use crate::transport::Link;
+use crate::wire::{self, Family};
+
+/// Sends `CANCEL`, then `RELEASE`, in the background, until the server has answered both or the lease has passed. They go over the
+/// connection of the request, so they do not overtake it, or over another one when that has closed. Requests of the owner wait that long.
+///
+/// At most 1,000 are settled at a time; claims and leases bound the others.
+pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, turn: Turn) {
+    let core = request.core.clone();
+    let Ok(permit) = core.settlements.clone().try_acquire_owned() else { return };
+    core.in_background(async move {
+        let _held = (permit, turn);
+        let subject = &request.subject;
+        let commands = [subject.cancel(id), subject.release(&[], subject.permits, 0, next_id())];
+        let mut pauses = Pauses::default();
+        let settling = async {
+            loop {
+                let answers = request.ask_all(link.as_ref(), &commands).await;
+                match answers.as_deref() {
+                    Ok([Ok(cancelled), _]) if wire::number(cancelled) == Ok(1) => return,
+                    Ok([cancelled, released]) if !is_to_repeat(cancelled) && !is_to_repeat(released) => {
+                        if released.is_err() && subject.family == Family::Many {
+                            request.release_each(&[]).await;
+                        }
+                        return;
+                    }
+                    _ => sleep(pauses.next()).await,
+                }
+            }
+        };
+        if timeout(request.lease, settling).await.is_err() {
+            tracing::debug!(key = %request.key(), "an acquisition was not settled; its lease has ended it");
+        }
+    });
+}
+
+fn is_to_repeat(answer: &Result<redis::Value, Error>) -> bool {
+    answer.as_ref().is_err_and(Error::is_retryable)
+}

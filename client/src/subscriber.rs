@@ -1,0 +1,215 @@
+//! The connection that the answers to waits come over: one for each server, with a channel, or in a cluster one for each slot.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::Error;
+use crate::identity::random_name;
+use crate::transport::{Common, Hear, Link, Opens, Slot};
+use crate::wire::{self, Message, Subject};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) struct Subscriber {
+    common: Arc<Common>,
+    link: Arc<Link>,
+    name: String,
+    heard: Arc<Heard>,
+    subscriptions: Mutex<HashMap<Option<u16>, Arc<Slot<Subscription>>>>,
+    #[cfg(feature = "events")]
+    follows: Mutex<HashMap<Vec<u8>, Arc<Slot<Subscription>>>>,
+}
+
+/// Where messages go.
+#[derive(Default)]
+struct Heard {
+    letters: Mutex<HashMap<u64, Expected>>,
+    /// By channel: cancelled when the server has ended the subscription.
+    channels: Mutex<HashMap<Vec<u8>, CancellationToken>>,
+    #[cfg(feature = "events")]
+    listeners: crate::listeners::Listeners,
+}
+
+/// A request that waits for a message.
+struct Expected {
+    sender: oneshot::Sender<Message>,
+    subject: Subject,
+}
+
+/// A channel that the server has confirmed.
+pub(crate) struct Subscription {
+    pub(crate) channel: String,
+    /// Cancelled when the subscription has ended, with its connection or because its slot has moved.
+    pub(crate) gone: CancellationToken,
+}
+
+impl Opens for Subscription {
+    fn is_open(&self) -> bool {
+        !self.gone.is_cancelled()
+    }
+}
+
+impl Opens for Subscriber {
+    fn is_open(&self) -> bool {
+        !self.link.is_closed()
+    }
+}
+
+impl Heard {
+    fn hear(&self, push: PushInfo) {
+        match (push.kind, push.data.as_slice()) {
+            (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(payload)]) => {
+                #[cfg(feature = "events")]
+                if self.listeners.tell(channel, payload) {
+                    return;
+                }
+                let _ = channel;
+                // A message that is none is as good as lost: the request is sent again.
+                if let Some((id, message)) = wire::message(payload)
+                    && let Some(expected) = lock(&self.letters).remove(&id)
+                {
+                    // The waiter may be gone.
+                    drop(expected.sender.send(message));
+                }
+            }
+            // The slot of the channel went to another node. redis-rs 1.8 takes this for the answer to the oldest request, which is why
+            // nothing but subscriptions and PINGs is asked over this connection.
+            (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {
+                if let Some(gone) = lock(&self.channels).remove(channel) {
+                    gone.cancel();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The message for one request. Dropping it means that nobody expects it any more.
+pub(crate) struct Letter {
+    id: u64,
+    pub(crate) message: oneshot::Receiver<Message>,
+    heard: Arc<Heard>,
+}
+
+impl Drop for Letter {
+    fn drop(&mut self) {
+        let mut letters = lock(&self.heard.letters);
+        // A newer one with the same id stays: its receiver lives.
+        if letters.get(&self.id).is_some_and(|expected| {
+            self.message.close();
+            expected.sender.is_closed()
+        }) {
+            letters.remove(&self.id);
+        }
+    }
+}
+
+impl Subscriber {
+    /// Connects by `open`.
+    pub(crate) async fn open<F>(common: &Arc<Common>, open: impl FnOnce(Hear) -> F) -> Result<Arc<Self>, Error>
+    where
+        F: Future<Output = Result<Link, Error>>,
+    {
+        let heard = Arc::<Heard>::default();
+        let hears = heard.clone();
+        let link = Arc::new(open(Arc::new(move |push| hears.hear(push))).await?);
+        Ok(Arc::new(Self {
+            common: common.clone(),
+            link,
+            name: random_name(),
+            heard,
+            subscriptions: Mutex::default(),
+            #[cfg(feature = "events")]
+            follows: Mutex::default(),
+        }))
+    }
+
+    /// The channel on which waits for keys of a slot are answered, when the server has confirmed it.
+    pub(crate) async fn subscribe(self: &Arc<Self>, slot: Option<u16>) -> Result<Arc<Subscription>, Error> {
+        let place = lock(&self.subscriptions).entry(slot).or_default().clone();
+        let subscriber = self.clone();
+        let open = || async move {
+            let (verb, channel) = match slot {
+                None => ("SUBSCRIBE", format!("rlock:{}", subscriber.name)),
+                #[cfg(feature = "cluster")]
+                Some(slot) => ("SSUBSCRIBE", format!("rlock:{{{}}}:{}", crate::slots::tag_of(slot), subscriber.name)),
+                #[cfg(not(feature = "cluster"))]
+                Some(_) => return Err(Error::Argument("slots need the feature cluster".to_owned())),
+            };
+            subscriber.begin(verb, channel).await
+        };
+        place.get(&self.common.home, open).await
+    }
+
+    async fn begin(&self, verb: &str, channel: String) -> Result<Arc<Subscription>, Error> {
+        let gone = self.link.closed().child_token();
+        lock(&self.heard.channels).insert(channel.clone().into_bytes(), gone.clone());
+        self.link.ask(redis::cmd(verb).arg(&channel), self.common.command_timeout).await.inspect_err(|error| {
+            // What the server ended unasked has taken the place of an answer, or the connection is silent.
+            if error.is_lost_reply() {
+                self.close();
+            }
+        })?;
+        Ok(Arc::new(Subscription { channel, gone }))
+    }
+
+    /// Expects the message for a request that is about to be sent.
+    pub(crate) fn expect(&self, id: u64, subject: Subject) -> Letter {
+        let (sender, message) = oneshot::channel();
+        lock(&self.heard.letters).insert(id, Expected { sender, subject });
+        Letter { id, message, heard: self.heard.clone() }
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    pub(crate) fn close(&self) {
+        self.link.close();
+    }
+
+    /// One of the requests that wait.
+    pub(crate) fn any_waiting(&self) -> Option<Subject> {
+        lock(&self.heard.letters).values().next().map(|expected| expected.subject.clone())
+    }
+}
+
+#[cfg(feature = "events")]
+impl Subscriber {
+    /// Cancelled when the connection has closed.
+    pub(crate) fn closed(&self) -> &CancellationToken {
+        self.link.closed()
+    }
+
+    /// Follows what happens to a key.
+    pub(crate) async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<crate::listeners::Following, Error> {
+        let following = self.heard.listeners.follow(&channel);
+        let place = lock(&self.follows).entry(channel.clone()).or_default().clone();
+        let subscriber = self.clone();
+        let open = || async move {
+            subscriber.link.ask(redis::cmd("SUBSCRIBE").arg(&channel), subscriber.common.command_timeout).await?;
+            let gone = subscriber.link.closed().child_token();
+            Ok(Arc::new(Subscription { channel: String::from_utf8_lossy(&channel).into_owned(), gone }))
+        };
+        place.get(&self.common.home, open).await?;
+        Ok(following)
+    }
+
+    pub(crate) fn is_followed(&self) -> bool {
+        self.heard.listeners.are_followed()
+    }
+
+    /// Ends the subscriptions that nobody follows any more.
+    pub(crate) async fn leave_idle(&self) {
+        for channel in self.heard.listeners.take_idle() {
+            lock(&self.follows).remove(&channel);
+            drop(self.link.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), self.common.command_timeout).await);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What goes wrong for one hold, application callback or slot harms no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rlock_client::{Client, Error, Metrics, blocking};
+
+use crate::cluster::{ON_FIRST, begin_to_move_slot_of_first, cluster};
+use crate::support::{Server, Stopwatch};
+use crate::{PATIENCE, command_stat, connect, eventually, url};
+
+/// The ids of the connections that commands are sent over.
+fn command_connections(server: &Server) -> Vec<String> {
+    let list = server.client().call("CLIENT LIST TYPE normal").text();
+    let of_client = list.lines().filter(|line| line.contains("cmd=rlock."));
+    of_client.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_tells_a_loss_at_once_while_the_server_is_stopped() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k").fixed_lease(Duration::from_millis(500));
+    tokio::task::block_in_place(|| {
+        let runtime = tokio::runtime::Handle::current();
+        let (started, starts) = std::sync::mpsc::channel();
+        let running = runtime.spawn(async move {
+            lock.run(async |_| {
+                started.send(()).expect("somebody waits");
+                std::future::pending::<()>().await;
+            })
+            .await
+        });
+        starts.recv().expect("it is granted");
+        server.while_stopped(|| {
+            let watch = Stopwatch::start();
+            let outcome = runtime.block_on(tokio::time::timeout(PATIENCE, running));
+            assert!(matches!(outcome, Ok(Ok(Err(Error::Lost)))), "{outcome:?}");
+            watch.assert_took_ms(0..1500, "the lease, and no wait for a release");
+        });
+    });
+}
+
+#[tokio::test]
+async fn run_returns_the_result_of_the_work_although_the_release_fails() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k");
+    let result = lock.run(async |_| {
+        assert_eq!(server.client().call("ACL SETUSER default resetkeys ~other"), "OK");
+        42
+    });
+    assert_eq!(result.await.expect("the work is done"), 42);
+}
+
+/// A hold with a short lease tries another connection soon. Those that are bound to the present one keep it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_lease_does_not_end_the_sessions_of_other_holds() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let bound = client.lock("bound").session_grace(Duration::ZERO).acquire().await.expect("a free lock");
+    let short = client.lock("short").lease(Duration::from_millis(600)).acquire().await.expect("a free lock");
+    tokio::task::block_in_place(|| server.while_stopped(|| std::thread::sleep(Duration::from_millis(1200))));
+    short.lost().await;
+    // Time itself: what the server does about closed connections.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(bound.is_held());
+    assert_eq!(server.client().holder("bound").map(|holder| holder.token as u64), Some(bound.token()));
+    bound.release().await.expect("it was held");
+}
+
+struct Panics;
+
+impl Metrics for Panics {
+    fn lost(&self, _: &[u8]) {
+        panic!("the application's own fault");
+    }
+}
+
+#[tokio::test]
+async fn a_panic_in_metrics_does_not_stop_renewals() {
+    let server = Server::start();
+    let client = Client::builder().metrics(Arc::new(Panics)).connect(&url(&server)).await.expect("a server");
+    let kept = client.lock("kept").lease(Duration::from_millis(900)).acquire().await.expect("a free lock");
+    let lost = client.lock("lost").fixed_lease(Duration::from_millis(300)).acquire().await.expect("a free lock");
+    lost.lost().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(kept.is_held());
+    kept.release().await.expect("it was held");
+}
+
+/// A request that waits in a slot that moves loses its channel, and no hold loses the connection that it is bound to.
+#[tokio::test]
+async fn a_slot_that_moves_does_not_close_the_connection_of_other_slots() {
+    let nodes = cluster().await;
+    let client = crate::cluster::connect(&nodes[0]).await;
+    let bound = client.lock("{b}other").session_grace(Duration::ZERO);
+    // Of another slot of the same node: CRC16 of "c" is 7365.
+    let bound = match bound.acquire().await {
+        Ok(guard) => guard,
+        Err(error) => panic!("{error}"),
+    };
+    let elsewhere = client.lock("{c}").session_grace(Duration::ZERO).acquire().await.expect("free");
+    let held = client.lock(ON_FIRST).acquire().await.expect("free");
+    let waiting = tokio::spawn({
+        let lock = client.lock(ON_FIRST);
+        async move { lock.acquire().await.map(drop) }
+    });
+    eventually(|| nodes[0].client().waiting_owners(ON_FIRST).len() == 1).await;
+    let before = command_connections(&nodes[0]);
+    bound.release().await.expect("it was held");
+    let (slot, to) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
+    for node in [&nodes[1], &nodes[0]] {
+        assert_eq!(node.client().call(format!("CLUSTER SETSLOT {slot} NODE {to}")), "OK");
+    }
+    eventually(|| nodes[1].client().waiting_owners(ON_FIRST).len() == 1).await;
+    assert!(elsewhere.is_held());
+    assert_eq!(command_connections(&nodes[0]), before);
+    drop(held);
+    waiting.await.expect("no panic").expect("a grant");
+}
+
+#[test]
+fn blocking_guards_that_are_dropped_together_wait_together() {
+    fn is_sync<T: Sync>(_: &T) {}
+    let server = Server::start();
+    let client = blocking::Client::connect(&url(&server)).expect("a server");
+    let guards: Vec<_> = (0..10).map(|number| client.lock(format!("k{number}")).acquire().expect("free")).collect();
+    is_sync(&guards);
+    server.while_stopped(|| {
+        let watch = Stopwatch::start();
+        drop(guards);
+        watch.assert_took_ms(4000..9000, "the drop of ten guards");
+    });
+    assert!(command_stat(&server, "RLOCK.RELEASE", "calls") >= 0);
+}
+
+/// An acquisition that was given up while the server was stopped is settled when it goes on, and not more than 1,000 of them are pending.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_than_a_thousand_acquisitions_are_settled_at_a_time() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    client.lock("k").acquire().await.expect("free").release().await.expect("it was held");
+    tokio::task::block_in_place(|| {
+        server.while_stopped(|| {
+            tokio::runtime::Handle::current().block_on(async {
+                for number in 0..1500 {
+                    let lock = client.lock(format!("k{number}")).lease(Duration::from_secs(3));
+                    drop(tokio::time::timeout(Duration::from_micros(500), lock.try_acquire()).await);
+                }
+            });
+            let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+            assert!(tasks <= 1020, "{tasks} tasks");
+        });
+    });
+    eventually(|| server.client().call("DBSIZE") == 0).await;
+}
