@@ -53,6 +53,9 @@ CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
 SIZING       ?= docs/operations/capacity.md
 
+# What the client's tests need of its features.
+CLIENT_FEATURES := blocking,cluster,events,quorum,sentinel
+
 # What a target needs installed: the tools to build, and for most targets a server.
 NEEDS         = build
 
@@ -121,7 +124,7 @@ lint: ## Check format, lints, module cycles, and the subjects of new commits
 	@$(NEED) build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features rlock-client/blocking,rlock-client/cluster,rlock-client/events,rlock-client/quorum,rlock-client/sentinel,rlock-client/tls-rustls -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --all-features
+	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features $(CLIENT_FEATURES),connection-manager,credentials-provider,serde,tls-rustls
 	./scripts/circles core/src src client/src cli/src
 	./scripts/commits
 
@@ -215,17 +218,17 @@ test-failover: build ## Let each fault befall a master under load on each server
 
 client-native-tls: build ## Test the client's TLS with the system's own library
 	@$(NEED) openssl
-	cargo clippy --package rlock-client --all-targets --features blocking,cluster,events,quorum,sentinel,tls-native-tls -- -D warnings
-	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client --features blocking,cluster,events,quorum,sentinel,tls-native-tls --test client -- tls::
+	cargo clippy --package rlock-client --all-targets --features $(CLIENT_FEATURES),tls-native-tls -- -D warnings
+	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client --features $(CLIENT_FEATURES),tls-native-tls --test client -- tls::
 
 client-cancel: build ## Drop 10,000 acquisitions of the client at random moments, and check its memory
-	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --features blocking,cluster,events,quorum,sentinel --test client -- dropping_an_acquisition dropping_acquisitions
+	RLOCK_SERVER=$(SERVER) RLOCK_CANCEL_ROUNDS=10000 cargo test --release --package rlock-client --features $(CLIENT_FEATURES) --test client -- dropping_an_acquisition dropping_acquisitions
 
 client-faults: build ## Cut, delay and drop the client's connections (16 minutes), then kill servers under it for MINUTES=30
-	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --features blocking,cluster,events,quorum,sentinel --test client -- --test-threads=2 \
+	RLOCK_LONG=1 RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --features $(CLIENT_FEATURES) --test client -- --test-threads=2 \
 	  cut_connections:: faults:: multitude:: partitions::
 	@# One at a time, so that MINUTES is the total time of all campaigns.
-	RLOCK_MINUTES=$(MINUTES) RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --features blocking,cluster,events,quorum,sentinel --test client -- --test-threads=1 \
+	RLOCK_MINUTES=$(MINUTES) RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --features $(CLIENT_FEATURES) --test client -- --test-threads=1 \
 	  --nocapture chaos::
 
 test-clients: build ## Test the clients of all languages with clients/conformance, and write its RESULTS.md; CLIENTS="python go" SHORT=1 for less
