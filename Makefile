@@ -17,10 +17,9 @@ PREFIX       ?= /usr
 DESTDIR      ?=
 MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
 
-# The Debian package: revision, folder, and maintainer (from Debian's variables or git).
+# The Debian package: revision and folder.
 REVISION     ?= 1
 DEBS         ?= target/debian
-MAINTAINER    = $${DEBFULLNAME:-$$(git config user.name || id -un)} <$${DEBEMAIL:-$$(git config user.email || echo $$(id -un)@$$(hostname))}>
 
 # The length of campaigns.
 SECONDS      := 60
@@ -69,7 +68,6 @@ help: ## List the targets
 	@echo "  SERVER=valkey-server make test  another server than redis-server"
 
 run cluster test test-all campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults test-failover test-faults soak picture: NEEDS = build server
-deb: NEEDS = build deb
 
 ##@ Use
 
@@ -106,11 +104,23 @@ install: ## Install the built module for Debian's redis-server; PREFIX and DESTD
 uninstall: ## Remove what `make install` installed
 	rm -f $(MODULES)/librlock.so
 
-deb: build ## Build the Debian package in target/debian/: module, configuration, command line tool, manual; REVISION=2
-	cargo build --release --package rlock-cli
-	cargo run --quiet --package rlock-cli --example generate -- target/generated
-	./scripts/package-docs target/generated/doc
-	$(TOOLS) cargo-deb --package rlock-cli --no-build --strip --maintainer "$(MAINTAINER)" --deb-revision $(REVISION) --output $(DEBS)/
+deb: ## Build the Debian package for this machine in target/debian/: module, configuration, command line tool, manual; REVISION=2
+	@$(NEED) build dist
+	FORMATS=deb REVISION=$(REVISION) OUT=$(DEBS) ./scripts/dist $(shell uname -m)
+
+dist: ## Build tarballs, .deb and .rpm for x86_64 and arm64, with SBOMs and SHA256SUMS, in target/dist/; ARCHES=x86_64 for one
+	@$(NEED) build dist cross sbom
+	$(TOOLS) ./scripts/dist $(ARCHES)
+
+image: ## Build container images of what `make dist` has built, on Redis and Valkey, without a container engine (needs root)
+	@$(NEED) root image
+	./packaging/container/build
+
+test-dist: ## Try what `make dist` and `make image` have built: in bare Debians, on arm64, in containers (needs root)
+	@$(NEED) root image cross server
+	./packaging/try $(PARTS)
+	./packaging/container/try
+	cd packaging/kubernetes/check && go test -count=1 ./...
 
 ##@ Develop
 
@@ -249,7 +259,7 @@ test-peers: build ## Check that each lock of bench/peers/ excludes, and what a c
 
 demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
 	@$(NEED) root
-	@# Into separate folders, because cargo-deb removes older revisions.
+	@# Into separate folders, because a build removes older ones.
 	$(MAKE) deb REVISION=1 DEBS=target/demo/1
 	$(MAKE) deb REVISION=2 DEBS=target/demo/2
 	cp target/demo/[12]/*.deb target/demo/
