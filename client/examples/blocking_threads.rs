@@ -1,4 +1,5 @@
-//! Threads without an asynchronous runtime of their own. They look at the lock before each step that matters.
+//! Threads share a lock without an async runtime of their own. Each checks that it still holds the
+//! lock before every critical step.
 //!
 //! `cargo run --example blocking_threads [URL]`
 
@@ -30,7 +31,7 @@ fn work(client: &Client, counter: &AtomicU32) -> Result<(), Error> {
         if !guard.is_held() {
             return Err(Error::Lost);
         }
-        // Two steps that others must not come between.
+        // No other thread may run between these two steps.
         let value = counter.load(Ordering::Relaxed);
         thread::yield_now();
         counter.store(value + 1, Ordering::Relaxed);

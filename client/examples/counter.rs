@@ -1,6 +1,8 @@
-//! Tasks of several processes count in one value that is read and written back a moment later: without the lock, steps would be lost.
+//! Tasks in several processes increment one value: they read it, and write it back a moment later.
+//! Without the lock, increments would be lost.
 //!
-//! `cargo run --example counter [URL]`, as often at a time as you like: each run adds 100.
+//! `cargo run --example counter [URL]`. Start it as many times at once as you like: each run adds
+//! 100.
 
 use std::env;
 

@@ -1,5 +1,5 @@
-//! Customers are served in the order in which they came, each over a connection of its own. The server keeps the queue as data, so it
-//! is the same after a restart or a failover.
+//! Customers are served in order of arrival, each over a separate connection. The server stores the
+//! queue as data, so the order survives a restart or a failover.
 //!
 //! `cargo run --example fair_queue [URL]`
 
@@ -16,12 +16,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = given.unwrap_or_else(|| "redis://127.0.0.1/".to_owned());
     let mut observer = redis::Client::open(url.as_str())?.get_multiplexed_async_connection().await?;
 
-    // Nobody is served before the desk opens.
+    // No customer is served before the desk opens.
     let closed = Client::connect(&url).await?.fair_lock(KEY).acquire().await?;
     let mut customers = Vec::new();
     for customer in 1..=5 {
         customers.push(tokio::spawn(be_served(url.clone(), customer)));
-        // They come one after the other.
+        // The customers arrive one after the other.
         while waiting(&mut observer).await? < customer {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -40,7 +40,7 @@ async fn be_served(url: String, customer: usize) -> Result<(), Error> {
     guard.release().await
 }
 
-/// How many wait, as the server sees it.
+/// The number of waiters that the server reports.
 async fn waiting(observer: &mut redis::aio::MultiplexedConnection) -> redis::RedisResult<usize> {
     let waiters: Vec<redis::Value> = redis::cmd("RFAIRLOCK.WAITERS").arg(KEY).query_async(observer).await?;
     Ok(waiters.len())

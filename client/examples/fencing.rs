@@ -1,10 +1,12 @@
-//! A worker whose writes do no harm, even if the process is stopped at the worst moment.
+//! A worker whose late writes do no harm, even if the process is stopped at the worst moment.
 //!
-//! It notices the loss of its lock where it can. Where it cannot, between looking and writing, the store refuses: each write carries
-//! the fencing token of its hold, and the store takes none that is lower than one it has seen.
+//! The worker checks that it holds the lock before each write. If it is stopped between the check
+//! and the write, the store protects itself: each write carries the fencing token of its hold, and
+//! the store refuses a token lower than the highest one it has seen.
 //!
-//! `cargo run --example fencing [URL] [FOLDER] [STEP_MS]`. To see it work, run it in two terminals with the same folder and a step
-//! of 2000 ms. Stop the first with Ctrl-Z, wait until the second has begun to write, and let the first go on with `fg`.
+//! `cargo run --example fencing [URL] [FOLDER] [STEP_MS]`. To see it work, run it in two terminals
+//! with the same folder and a step of 2000 ms. Stop the first with Ctrl-Z, wait until the second
+//! has begun to write, and resume the first with `fg`.
 
 use std::fs::{self, File};
 use std::io;
@@ -33,18 +35,20 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for number in 1..=STEPS {
         println!("step {number}: computing");
         let computed = tokio::select! {
-            // The loss is looked at first.
+            // Poll `lost` first.
             biased;
             () = guard.lost() => None,
             text = compute(token, number, step) => Some(text),
         };
-        // `lost` was looked at before the last part of the computation, and that may have taken long.
+        // `lost` was polled before the last part of the computation, which may have taken long. So
+        // check again.
         let Some(text) = computed.filter(|_| guard.is_held()) else {
             println!("step {number}: the lock was lost, nothing is written");
             return Ok(());
         };
         println!("step {number}: writing");
-        // It takes a while until the write reaches the store: nobody looks at the lock meanwhile.
+        // The write takes a while to reach the store, and the worker does not check the lock
+        // meanwhile.
         tokio::task::block_in_place(|| thread::sleep(step));
         match store.write(token, &text)? {
             Written::Done => println!("step {number}: written"),
@@ -64,10 +68,11 @@ async fn compute(token: u64, number: u32, step: Duration) -> String {
     format!("{token}: result {number}\n")
 }
 
-/// A file that remembers the highest token it was written with. A database does the same with a column and a condition:
-/// `UPDATE … SET text = $1, token = $2 WHERE token <= $2`.
+/// A file that remembers the highest token written to it. A database does the same with a column
+/// and a condition: `UPDATE … SET text = $1, token = $2 WHERE token <= $2`.
 struct Store {
-    /// Whoever writes holds the operating system's lock on this file, so that checking and writing are one step.
+    /// A writer holds the operating system's lock on this file, so that the check and the write are
+    /// one step.
     gate: File,
     folder: PathBuf,
 }
@@ -103,7 +108,7 @@ impl Store {
         if token < seen {
             return Ok(Written::Refused { seen });
         }
-        // Whoever dies here leaves the old file.
+        // A writer that dies here leaves the old file intact.
         let fresh = self.folder.join("results.new");
         fs::write(&fresh, old + text)?;
         fs::rename(&fresh, &file)?;

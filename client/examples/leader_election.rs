@@ -1,14 +1,17 @@
-//! Candidates of which one leads at a time. If its process dies, the next one leads a moment later.
+//! Several candidates, of which one leads at a time. If the leader's process dies, the next
+//! candidate takes over a moment later.
 //!
-//! `cargo run --example leader_election [URL] [NAME] [TERM_MS] [GRACE_MS]`, several at a time. Kill the one that leads.
+//! `cargo run --example leader_election [URL] [NAME] [TERM_MS] [GRACE_MS]`. Start several at once,
+//! and kill the leader.
 
 use std::env;
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
 
-/// A leader is replaced this long after its connection has closed, unless another span is given. It must be longer than a connection takes
-/// to be made anew, and than a process may be kept from running: a leader that has not heard of its server for so long resigns.
+/// The default session grace: a leader is replaced this long after its connection closes. It must
+/// be longer than a reconnect takes, and longer than the process may be kept from running: a leader
+/// that gets no answer from the server for this long resigns.
 const GRACE: Duration = Duration::from_millis(200);
 
 #[tokio::main]
@@ -23,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::connect(&url).await?;
     println!("{name} is a candidate");
     let guard = client.lock("example:leader").session_grace(grace).acquire().await?;
-    // The token numbers the terms: who is told something by a leader of an earlier term does not heed it.
+    // The token numbers the terms. Recipients ignore messages from a leader of an earlier term.
     println!("{name} leads, term {}", guard.token());
     tokio::select! {
         biased;
@@ -38,7 +41,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What only one may do.
+/// The work that only the leader may do.
 async fn lead(term: Duration) {
     tokio::time::sleep(term).await;
 }

@@ -1,13 +1,14 @@
-//! A job that several machines start at the same time, and that one of them does: at most once per period.
+//! A job that several machines start at the same time. One of them runs it, at most once per
+//! period.
 //!
-//! `cargo run --example nightly_job [URL]`, several at a time, as cron does.
+//! `cargo run --example nightly_job [URL]`. Start several at once, as cron does.
 
 use std::env;
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
 
-/// From the end of the job on, nobody starts it for so long.
+/// After the job ends, no machine starts it again for this long.
 const PERIOD: Duration = Duration::from_secs(3600);
 
 #[tokio::main]

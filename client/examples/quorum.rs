@@ -1,6 +1,7 @@
-//! A lock on several independent servers, which is held as long as a majority of them holds it.
+//! A lock on several independent servers. It is held as long as a majority of them holds it.
 //!
-//! `cargo run --example quorum URL URL URL`, or the addresses in `REDIS_URL` with spaces between them.
+//! `cargo run --example quorum URL URL URL`, or set `REDIS_URL` to the addresses, separated by
+//! spaces.
 
 use std::env;
 use std::time::Duration;
@@ -16,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         urls = by_environment.split_whitespace().collect();
     }
 
-    // One that is down is left out for the moment, and tried again at the next acquisition.
+    // A server that is down is skipped for now, and tried again at the next acquisition.
     let options = Client::builder().command_timeout(Duration::from_secs(1));
     let quorum = Quorum::connect(&options, &urls)?;
     let guard = quorum.lock("example:quorum").acquire_timeout(Duration::from_secs(10)).await?;
@@ -27,7 +28,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         () = tokio::time::sleep(Duration::from_millis(100)) => println!("worked"),
     }
     guard.release().await?;
-    // A majority has released. Before the runtime ends, the others do.
+    // A majority has released. `close` waits for the other servers before the runtime ends.
     quorum.close().await?;
     println!("released");
     Ok(())

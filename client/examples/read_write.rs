@@ -1,4 +1,4 @@
-//! Many readers or one writer. The writer becomes a reader without letting another writer in between.
+//! Many readers or one writer. The writer becomes a reader, and no other writer gets in between.
 //!
 //! `cargo run --example read_write [URL]`
 

@@ -1,4 +1,4 @@
-//! Workers share a number of permits, so that never more of them work at a time.
+//! Workers share a fixed number of permits, which limits how many of them work at once.
 //!
 //! `cargo run --example semaphore [URL]`
 
@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let given = env::args().nth(1).or_else(|| env::var("REDIS_URL").ok());
     let url = given.unwrap_or_else(|| "redis://127.0.0.1/".to_owned());
     let semaphore = Client::connect(&url).await?.semaphore("example:downloads");
-    // Whoever comes first makes it.
+    // The first process to get here creates the semaphore.
     semaphore.init(PERMITS).await?;
 
     let (working, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));

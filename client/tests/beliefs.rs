@@ -1,15 +1,17 @@
-//! Who believes to hold what: a register inside the test, which sees when two do that must not.
+//! A register of the holds that clients believe in. It fails the test if two of them exclude each
+//! other.
 //!
-//! Each holder enters right after its grant. Two holds that overlap do so at the moment when the later one begins, so
-//! looking at each entry is enough. A guard that once was not held never is again; so if another is seen to believe first and
-//! the one that enters afterwards, both did at the same time.
+//! Each holder enters the register right after its grant. Two overlapping holds both exist at the
+//! moment when the later one begins, so it is enough to check at each entry. A guard that reports a
+//! lost hold never reports it as held again. So if the register sees first the other guard and then
+//! the new one held, both were held at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rlock_client::{Guard, Kind, QuorumGuard};
 
-/// What a register needs to know of a guard.
+/// The part of a guard that the register needs.
 pub trait Belief: Send + Sync {
     fn believes(&self) -> bool;
     fn token(&self) -> u64;
@@ -35,20 +37,21 @@ impl Belief for QuorumGuard {
     }
 }
 
-/// Besides whom one may hold.
+/// Which other holds a hold tolerates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     Alone,
-    /// Alone but for others in the name of the owner with this number: they share one hold, and its token.
+    /// Exclusive, except for holds of the owner with this number: those share one hold and its
+    /// token.
     AloneAs(u64),
-    /// Besides others that read.
+    /// Shared with other readers.
     Reading,
-    /// So many permits of so many.
+    /// This many permits, out of this total.
     Permits(u32, u32),
 }
 
 impl Share {
-    /// How much of the lock it takes, and how much there is.
+    /// The part of the lock that this hold takes, and the size of the whole lock.
     fn part(self) -> (u32, u32) {
         match self {
             Share::Alone | Share::AloneAs(_) => (u32::MAX, u32::MAX),
@@ -61,13 +64,13 @@ impl Share {
 #[derive(Default)]
 struct Inside {
     holders: Vec<(Share, Arc<dyn Belief>)>,
-    /// The highest token of one that was alone, and of any.
+    /// The highest token of an exclusive hold, and the highest of any hold.
     last_alone: u64,
     last: u64,
     tokens: BTreeSet<u64>,
-    /// The last one that was not in addition to another of its owner.
+    /// The last entry that was not a re-entry by the same owner.
     last_hold: Option<(Share, u64)>,
-    /// How many have entered and believed in their hold then.
+    /// The number of entries whose guard was held at that moment.
     believed: usize,
 }
 
@@ -80,7 +83,8 @@ impl Register {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Right after a grant. Fails if somebody else believes to hold what excludes it, or if the token does not rise.
+    /// Call it right after a grant. Panics if another guard is still held that excludes this one,
+    /// or if the token does not rise.
     pub fn enter(&self, key: &str, share: Share, guard: Arc<dyn Belief>) {
         let mut keys = self.inside();
         let inside = keys.entry(key.to_owned()).or_default();
@@ -91,12 +95,13 @@ impl Register {
             believing.partition(|(other, guard)| is_same_hold(*other, guard.token()));
         let (taken, others): (Vec<_>, Vec<_>) =
             believing.into_iter().map(|(share, guard)| (u64::from(share.part().0), (*share, guard.token()))).unzip();
-        // One that has lost its hold on the way here may have been overtaken.
+        // A guard that lost its hold on the way here may have been overtaken, so only a held guard
+        // is checked.
         if guard.believes() {
             let (part, all) = share.part();
             let (taken, token) = (taken.iter().sum::<u64>() + u64::from(part), guard.token());
             assert!(taken <= u64::from(all), "{key}: {share:?} with token {token} is held besides {others:?}");
-            // One of the same owner may be gone already when the other comes here.
+            // Another guard of the same owner may have left before this one enters.
             let is_known =
                 !same.is_empty() || matches!(share, Share::AloneAs(_)) && inside.last_hold == Some((share, token));
             if !is_known {
@@ -108,21 +113,22 @@ impl Register {
         inside.holders.push((share, guard));
     }
 
-    /// Right before the guard is given up.
+    /// Call it right before releasing the guard.
     pub fn leave(&self, key: &str, guard: &Arc<dyn Belief>) {
         if let Some(inside) = self.inside().get_mut(key) {
             inside.holders.retain(|(_, other)| !Arc::ptr_eq(other, guard));
         }
     }
 
-    /// How many have entered while they believed.
+    /// The number of entries whose guard was held at that moment, over all keys.
     pub fn believed(&self) -> usize {
         self.inside().values().map(|inside| inside.believed).sum()
     }
 }
 
 impl Inside {
-    /// A token is above those of all that are over. Readers, and owners of permits, are granted side by side, and may come here in any order.
+    /// A token is higher than those of all holds that have ended. Readers and owners of permits are
+    /// granted side by side, and may enter in any order.
     fn check_token(&mut self, key: &str, share: Share, token: u64) {
         let is_alone = matches!(share, Share::Alone | Share::AloneAs(_));
         let floor = if is_alone { self.last } else { self.last_alone };
@@ -135,7 +141,7 @@ impl Inside {
     }
 }
 
-/// One who believes whatever happens.
+/// A guard that always claims to be held.
 struct Stubborn(u64);
 
 impl Belief for Stubborn {

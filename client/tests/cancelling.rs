@@ -11,19 +11,20 @@ use crate::memory::live_bytes;
 use crate::support::{Server, seed};
 use crate::{command_stat, connect, connections, eventually};
 
-/// The long form: `make client-cancel`.
+/// The number of acquisitions per storm. `make client-cancel` runs the long form.
 fn rounds() -> usize {
     std::env::var("RLOCK_CANCEL_ROUNDS").ok().map_or(600, |rounds| rounds.parse().expect("a number"))
 }
 
-/// How many are under way at once.
+/// The number of acquisitions in progress at once.
 const AT_ONCE: usize = 20;
 
-/// When a future is dropped. Timers tell milliseconds apart; between two of these lie many steps of an acquisition.
+/// When a future is dropped. Timers have a resolution of 1 ms, and an acquisition takes many steps
+/// within that; counting scheduler turns reaches the moments in between.
 #[derive(Clone, Copy)]
 enum Patience {
     Time(Duration),
-    /// So many turns of the runtime.
+    /// This many turns of the runtime.
     Turns(u32),
 }
 
@@ -35,7 +36,7 @@ impl Patience {
         }
     }
 
-    /// Drops the work when it is over.
+    /// Drops the work when the time is up.
     async fn with<T>(self, work: impl Future<Output = T>) -> Option<T> {
         let over = async {
             match self {
@@ -55,7 +56,7 @@ impl Patience {
     }
 }
 
-/// Acquires and is dropped at a random moment, which may be before, while and after it waits, or when it holds.
+/// Acquires and is dropped at a random moment: before, during or after the wait, or while it holds.
 async fn acquire_for<K: Kind>(lock: Lock<K>, patience: Patience, hold: Duration) {
     let hold = async {
         let guard = lock.acquire().await?;
@@ -67,7 +68,7 @@ async fn acquire_for<K: Kind>(lock: Lock<K>, patience: Patience, hold: Duration)
     }
 }
 
-/// So many acquisitions. When it is over, nothing is left on the server.
+/// Runs this many acquisitions. Afterwards nothing may be left on the server.
 async fn storm(server: &Server, client: &Client, random: &mut StdRng, rounds: usize) {
     for _ in 0..rounds / AT_ONCE {
         let tasks: Vec<_> = (0..AT_ONCE)
@@ -87,7 +88,7 @@ async fn storm(server: &Server, client: &Client, random: &mut StdRng, rounds: us
         }
     }
     eventually(|| server.client().info_number("rlock_waiting") == 0).await;
-    // Far below the lease: what was granted was released.
+    // This takes far less time than the lease, so every grant was released.
     eventually(|| server.client().call("DBSIZE") == 0).await;
 }
 
@@ -97,7 +98,7 @@ async fn dropping_an_acquisition_leaves_neither_a_waiter_nor_a_hold_nor_a_connec
     let client = connect(&server).await;
     storm(&server, &client, &mut StdRng::seed_from_u64(seed()), rounds()).await;
     assert!(connections(&server) <= 2);
-    // All of it can still be had.
+    // All of the locks can still be acquired.
     for key in 0..3 {
         let lock = client.lock(format!("k{key}"));
         lock.acquire_timeout(Duration::from_secs(5)).await.expect("a free lock").release().await.expect("it was held");
@@ -106,13 +107,15 @@ async fn dropping_an_acquisition_leaves_neither_a_waiter_nor_a_hold_nor_a_connec
     }
 }
 
-/// Buffers and maps grow now and then, and stay as large. What leaks grows with every storm: a few bytes per acquisition are more than this.
+/// Buffers and maps grow now and then, and keep their size. A leak grows with every storm: even a
+/// few bytes per acquisition exceed this.
 const SLACK_BYTES_PER_STORM: isize = 256;
 
-/// All that may grow now and then: less than a handful of connections' buffers.
+/// The total that may grow now and then: less than the buffers of a handful of connections.
 const SLACK_BYTES: isize = 256 * 1024;
 
-/// All runs on one thread, so what it has allocated is what the client has, and a little of the test.
+/// Everything runs on one thread, so the thread's allocations are those of the client, and a few of
+/// the test.
 #[tokio::test]
 async fn dropping_acquisitions_leaves_neither_memory_nor_tasks() {
     let server = Server::start();
@@ -121,8 +124,8 @@ async fn dropping_acquisitions_leaves_neither_memory_nor_tasks() {
     let mut live = Vec::new();
     for _ in 0..8 {
         storm(&server, &client, &mut random, rounds()).await;
-        // A task each for the connection, to ask whether it lives, to see it close, to keep holds, and to see the runtime end; nothing else is
-        // under way.
+        // One task each runs the connection, checks that it lives, watches for its close, renews
+        // holds, and watches for the end of the runtime. No other task is left.
         eventually(|| alive_tasks() <= 5).await;
         live.push(live_bytes());
     }
@@ -170,7 +173,7 @@ async fn clients_that_are_dropped_leave_no_tasks() {
     eventually(|| alive_tasks() <= before).await;
 }
 
-/// The server would keep the place of a waiter that is gone for its grace.
+/// Otherwise the server would keep the place of the dropped waiter for its grace.
 #[tokio::test]
 async fn a_dropped_wait_for_a_fair_lock_gives_its_place_up_at_once() {
     let server = Server::with(&["rlock.fair-grace-ms 60000"]);

@@ -1,8 +1,10 @@
-//! Everything at once, on servers that die, stand still and lose connections: owners with names that several clients share, several locks over
-//! databases and over two deployments, runtimes that end with guards in hands; on single servers, under Sentinel, and in a cluster.
+//! All faults at once, on servers that die, hang and lose connections: named owners shared by
+//! several tasks, several locks across databases and across two deployments, and runtimes that end
+//! while guards are held. It runs on single servers, under Sentinel, and in a cluster.
 //!
-//! Whatever happens, nobody believes in a hold besides somebody else who does, and tokens rise. That it goes on until it has been seen often
-//! enough is asked for as well: chaos in which nobody gets anything shows nothing.
+//! Whatever happens, no two guards that exclude each other are held at once, and tokens rise. A
+//! campaign also needs a minimum number of holds: chaos in which no acquisition succeeds proves
+//! nothing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,32 +23,32 @@ use crate::proxy::{Fate, Proxy};
 use crate::support::{Cluster, Sentinels, Server, seed};
 use crate::{PATIENCE, eventually, url};
 
-/// Tasks that come and go.
+/// The number of tasks that acquire and release.
 const VISITORS: usize = 24;
 
-/// Names that visitors use, whichever client they have.
+/// The number of owner names per client.
 const NAMES: u64 = 3;
 
-/// How long each of the three campaigns lasts. The long form: `make client-faults MINUTES=30`.
+/// How long each of the three campaigns lasts. `make client-faults MINUTES=30` runs the long form.
 fn length() -> Duration {
     let minutes =
         std::env::var("RLOCK_MINUTES").ok().map(|minutes| minutes.parse().expect("RLOCK_MINUTES is a number"));
     minutes.map_or(Duration::from_secs(10), |minutes: f64| Duration::from_secs_f64(minutes * 60.0 / 3.0))
 }
 
-/// A place where locks are: several ways to it, and the keys that are there and nowhere else.
+/// A deployment that has locks: several clients for it, and keys that exist only there.
 #[derive(Clone)]
 struct Place {
     clients: Vec<Client>,
     keys: Vec<&'static str>,
 }
 
-/// The terms that all have in a campaign.
+/// The terms of all acquisitions of a campaign.
 #[derive(Clone, Copy)]
 struct Terms {
     shortest_lease_ms: u64,
     longest_lease_ms: u64,
-    /// How many replicas have to have a grant before it is believed.
+    /// The number of replicas that must have a grant before the client relies on it.
     replicas: u32,
 }
 
@@ -74,10 +76,10 @@ impl Belief for Part {
     }
 }
 
-/// What somebody has entered, to be left again.
+/// The entries that a visitor has made in the register and must remove.
 type Entered = Vec<(&'static str, Arc<dyn Belief>)>;
 
-/// Errors that chaos excuses. Anything else would be a surprise.
+/// Returns `None` for errors that chaos excuses, and panics on any other.
 fn excused<T>(outcome: Result<T, Error>) -> Option<T> {
     match outcome {
         Ok(done) => Some(done),
@@ -85,7 +87,7 @@ fn excused<T>(outcome: Result<T, Error>) -> Option<T> {
             Error::Timeout
             | Error::Lost
             | Error::Unavailable { .. }
-            // Visitors share names, and each may hold one lock and wait for another.
+            // Visitors share names, and each may hold one lock while it waits for another.
             | Error::Deadlock(_)
             | Error::Superseded
             | Error::Replicas { .. },
@@ -102,7 +104,8 @@ impl Campaign {
         (client, place.clients[client].clone(), key.expect("a key"))
     }
 
-    /// A name is used through one client: those of different clients would end each other's requests.
+    /// Within a place, each name is used through one client only: with different clients, they would end each
+    /// other's requests.
     fn share(random: &mut StdRng, client: usize) -> (Share, Option<String>) {
         match random.random_range(0..NAMES * 2) {
             name if name < NAMES => {
@@ -119,7 +122,8 @@ impl Campaign {
         if let Some(name) = name {
             lock = lock.owner(name);
         } else if random.random_ratio(1, 4) {
-            // What several clients hold in one name would end with the connection of the one that asked last.
+            // Only holds without a name have a session: a hold that several clients share would end
+            // with the connection of the client that asked last.
             lock = lock.session_grace(Duration::from_millis(random.random_range(100..1000)));
         }
         if self.terms.replicas > 0 {
@@ -132,7 +136,7 @@ impl Campaign {
         Duration::from_millis(random.random_range(self.terms.shortest_lease_ms..=self.terms.longest_lease_ms))
     }
 
-    /// Two to four locks, wherever they are.
+    /// Two to four locks, in any of the places.
     fn several(&self, random: &mut StdRng) -> (MultiLock, Vec<&'static str>) {
         let mut keys = Vec::new();
         let (_, client, key) = self.choose(random);
@@ -166,7 +170,7 @@ impl Campaign {
         let outcome = match random.random_range(0..3) {
             0 => lock.try_acquire().await,
             1 => lock.acquire_timeout(patience).await.map(Some),
-            // Dropped while it is under way.
+            // The future is dropped while the request is in progress.
             _ => match tokio::time::timeout(patience, lock.acquire()).await {
                 Ok(outcome) => outcome.map(Some),
                 Err(_) => return,
@@ -204,7 +208,7 @@ impl Campaign {
         }
     }
 
-    /// For a moment, or for longer than a lease.
+    /// Keeps the hold for a moment, or for longer than a lease.
     async fn stay(&self, random: &mut StdRng, lost: impl Future<Output = ()>) {
         let longest_ms = if random.random_ratio(1, 5) { self.terms.longest_lease_ms * 2 } else { 10 };
         tokio::select! {
@@ -223,7 +227,8 @@ impl Campaign {
         }
     }
 
-    /// A guard of a runtime that has ended: from then on nobody renews it, and its holder notices in time.
+    /// Holds a guard whose runtime has ended: it is no longer renewed, and reports the loss in
+    /// time.
     fn hold_without_a_runtime(&self, random: &mut StdRng, url: &str, key: &'static str) {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let name = random.random::<u64>();
@@ -243,7 +248,7 @@ impl Campaign {
         self.leave(vec![(key, guard as Arc<dyn Belief>)]);
     }
 
-    /// Lets visitors come, lets things happen to the servers until the time is over, and looks at what was seen.
+    /// Starts the visitors, injects faults until the time is over, and checks the outcome.
     async fn run(self, random: &mut StdRng, mut happen: impl FnMut(&Campaign, &mut StdRng)) {
         let (campaign, started) = (Arc::new(self), Instant::now());
         let visiting: Vec<_> = (0..VISITORS)
@@ -288,7 +293,7 @@ fn stop_for_a_while(server: &Server, random: &mut StdRng, longest_ms: u64) {
     server.while_stopped(|| std::thread::sleep(pause));
 }
 
-/// Two servers with two databases on the first, behind networks that cut, delay and lose.
+/// Two servers, the first with two databases, behind networks that cut, delay and lose.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn on_single_servers_no_two_believe() {
     let mut random = StdRng::seed_from_u64(seed());
@@ -302,7 +307,8 @@ async fn on_single_servers_no_two_believe() {
         let behind = format!("{}{database}", proxy.url());
         let mut clients = Vec::new();
         for address in [&direct, &behind, &behind] {
-            // The same name for each way to a place: they are the same place for those who lock several.
+            // All clients of a place have the same name, so that locks over several places treat
+            // them as one place.
             clients.push(options().name(format!("{server}/{database}")).connect(address).await.expect("a server"));
         }
         places.push(Place { clients, keys: keys.to_vec() });
@@ -340,7 +346,8 @@ async fn on_single_servers_no_two_believe() {
     }
 }
 
-/// A master is killed, and the old one comes back as a replica; it stands still, for less time than it takes to be given up.
+/// The master is killed and returns as a replica, or hangs for less time than Sentinel takes to
+/// replace it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn under_sentinel_no_two_believe() {
     let mut random = StdRng::seed_from_u64(seed());

@@ -1,4 +1,5 @@
-//! An example of the crate as a process of its own, whose lines are read as they come, and which can be stopped and killed.
+//! Runs an example as a separate process that can be stopped and killed, and reads its output line
+//! by line.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -12,38 +13,39 @@ use std::{env, fs, thread};
 use crate::PATIENCE;
 use crate::support::OwnedProcess;
 
-/// The process. It is killed when this is dropped.
+/// The process. Dropping this kills it.
 pub struct Child {
     process: OwnedProcess,
-    /// Its lines.
+    /// The lines of its output.
     lines: Receiver<String>,
-    /// What it has said so far, for the message of a test that fails.
+    /// The output so far, for the message of a failing test.
     said: Vec<String>,
 }
 
 impl Child {
-    /// Runs an example with its arguments.
+    /// Runs an example with these arguments.
     pub fn run(example: &str, arguments: &[&str]) -> Child {
         let mut command = Command::new(folder_of_examples().join(example));
-        // What it complains about belongs to its output, and shows when a test fails.
+        // Standard error is part of the output, and is shown when a test fails.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         command.args(arguments).env_remove("REDIS_URL").stdin(Stdio::null());
         command.stdout(writer.try_clone().expect("a second end")).stderr(writer);
         let process = OwnedProcess::new(command.spawn().expect("the example runs"));
-        // The ends that are to be written into: the output is over when the child's are closed.
+        // Drop our copies of the write ends. Otherwise the output would not end when the child
+        // closes its own.
         drop(command);
         let (sender, lines) = channel();
         thread::spawn(move || {
             for line in BufReader::new(reader).lines() {
                 let Ok(line) = line else { return };
-                // The test may have ended.
+                // The test may have ended already.
                 let _ = sender.send(line);
             }
         });
         Child { process, lines, said: Vec::new() }
     }
 
-    /// Waits for a line that contains these words, and hands out all of it.
+    /// Waits for a line that contains these words, and returns the whole line.
     #[track_caller]
     pub fn wait_for(&mut self, words: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
@@ -59,7 +61,7 @@ impl Child {
         }
     }
 
-    /// Waits for the end, and hands out all lines.
+    /// Waits for the process to end, and returns all lines.
     #[track_caller]
     pub fn wait_for_end(&mut self) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
@@ -72,11 +74,11 @@ impl Child {
         }
     }
 
-    /// How much time of processors it has used so far, in steps of 10 ms (proc_pid_stat(5)).
+    /// The CPU time used so far, in steps of 10 ms (proc_pid_stat(5)).
     #[track_caller]
     pub fn processor_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id())).expect("a process of this machine");
-        // The name of the program may have anything in it, and is in parentheses.
+        // The program name is in parentheses, and may contain any character.
         let (_, fields) = stat.rsplit_once(") ").expect("a name");
         let ticks = fields.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().expect("a number"));
         Duration::from_millis(ticks.sum::<u64>() * 10)
@@ -87,7 +89,7 @@ impl Child {
         self.process.kill();
     }
 
-    /// SIGSTOP. It does nothing more when this returns.
+    /// SIGSTOP. The process is stopped when this returns.
     pub fn stop(&self) {
         self.process.stop();
     }
@@ -105,19 +107,21 @@ pub fn examples() -> BTreeSet<String> {
     files.map(|file| name(file.expect("a readable entry").path())).collect()
 }
 
-/// Where the built examples are. `cargo test` builds them only if no test is named, so this makes sure.
+/// The folder of the built examples. `cargo test` builds them only if no test target is named, so
+/// build them here.
 fn folder_of_examples() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        // This test is in the folder deps of its profile, beside which the examples are.
+        // This test binary is in the folder `deps` of its profile; the examples are beside that
+        // folder.
         let own = env::current_exe().expect("a path of this test");
         let profile = own.ancestors().nth(2).expect("a folder of the profile");
         let mut build = Command::new(env!("CARGO"));
-        // With the features that `cargo test-all` has, so that what they depend on is there already.
+        // Use the features of `cargo test-all`, so that all dependencies are built already.
         build.args(["build-all", "--quiet", "--examples", "--manifest-path"]);
         build.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"));
-        // Cargo tells this test of its package by variables that a build script of a dependency looks at: with them, that dependency would be built
-        // anew, and once more by the next build without them.
+        // Cargo sets variables about this package that a dependency's build script reads. With them
+        // Cargo would rebuild that dependency here, and again in the next build without them.
         let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
         env::vars().map(|(name, _)| name).filter(|name| of_package(name)).for_each(|name| {
             build.env_remove(name);
@@ -125,7 +129,8 @@ fn folder_of_examples() -> &'static Path {
         if profile.ends_with("release") {
             build.arg("--release");
         } else if !profile.ends_with("debug") {
-            // The mutation tester has a profile of its own, and has built them with its changes.
+            // The mutation tester uses a profile of its own, and has built the examples with its
+            // mutations.
             return profile.join("examples");
         }
         assert!(build.status().expect("cargo runs").success(), "the examples are not built");

@@ -1,4 +1,5 @@
-//! A cluster of two masters: keys are found, waits are blocked at the right node, and a slot that moves is followed.
+//! A cluster of two masters: the client finds keys, waits at the right node, and follows a slot
+//! that moves.
 
 use std::time::Duration;
 
@@ -9,16 +10,16 @@ use tokio::task::block_in_place;
 use crate::support::{Server, Stopwatch, free_port};
 use crate::{PATIENCE, command_stat, connections, eventually, kill_connections, url};
 
-/// The slots of the first node; the second has the rest.
+/// The slots of the first node. The second node has the rest.
 const FIRST_HALF: &str = "0 8191";
 const SECOND_HALF: &str = "8192 16383";
 
-/// Keys of one slot in each half: CRC16 of "b" is 3300, of "a" 15495.
+/// One hash tag in each half: CRC16 of "b" is 3300, of "a" 15495.
 pub(crate) const ON_FIRST: &str = "{b}";
 const ON_SECOND: &str = "{a}";
 
 fn node() -> Server {
-    // By default it would be 10000 above the server's port, which may be no port at all.
+    // The default is the server's port plus 10000, which may exceed 65535.
     Server::with(&["cluster-enabled yes", &format!("cluster-port {}", free_port())])
 }
 
@@ -60,7 +61,8 @@ async fn locks_are_found_on_their_nodes_and_waited_for_there() {
     }
 }
 
-/// A node that does not serve a key would say so, and be asked first each time.
+/// A node that does not serve a key would redirect the request, and the client would ask it first
+/// each time.
 #[tokio::test]
 async fn each_key_is_asked_for_at_its_own_node_at_once() {
     let nodes = cluster().await;
@@ -76,7 +78,7 @@ async fn each_key_is_asked_for_at_its_own_node_at_once() {
     }
 }
 
-/// The slot that nobody serves here is the first.
+/// No reachable node serves slot 0.
 #[tokio::test]
 async fn a_cluster_is_connected_to_while_a_part_of_it_is_missing() {
     let node = Server::with(&[
@@ -105,8 +107,9 @@ async fn keys_of_several_slots_are_held_together() {
     }
 }
 
-/// Moves a lock on the first node to the second, and leaves its slot on its way: the first node answers ASK for what it has not.
-/// Returns the number of the slot, and the name of the second node.
+/// Moves a lock from the first node to the second, and leaves its slot in migration: the first node
+/// answers ASK for keys that it no longer has. Returns the number of the slot, and the name of the
+/// second node.
 pub(crate) fn begin_to_move_slot_of_first(nodes: &[Server; 2], key: &str) -> (i64, String) {
     let slot = nodes[0].client().call(format!("CLUSTER KEYSLOT {ON_FIRST}")).int();
     let [from, to] = nodes.each_ref().map(|node| node.client().call("CLUSTER MYID").text());
@@ -133,7 +136,8 @@ fn finish_move(nodes: &[Server; 2], slot: i64, to: &str) {
     }
 }
 
-/// One of them has moved, and the other one has not: neither of the nodes has both, and they say so.
+/// One of the keys has moved and the other has not. Neither node has both, and both answer
+/// TRYAGAIN.
 #[tokio::test]
 async fn several_locks_of_a_slot_on_its_way_are_released_when_all_have_arrived() {
     let nodes = cluster().await;
@@ -144,7 +148,7 @@ async fn several_locks_of_a_slot_on_its_way_are_released_when_all_have_arrived()
     let (slot, to) = begin_to_move_slot_of_first(&nodes, &keys[0]);
     let releasing = tokio::spawn(guard.release());
     let refused = || -> i64 { nodes.iter().map(|node| command_stat(node, "RLOCK.MRELEASE", "rejected_calls")).sum() };
-    // By one node or by both, again and again.
+    // The client asks one node or both, repeatedly.
     eventually(|| releasing.is_finished() || refused() >= 4).await;
     move_key_of_first(&nodes, &keys[1]);
     finish_move(&nodes, slot, &to);
@@ -153,7 +157,7 @@ async fn several_locks_of_a_slot_on_its_way_are_released_when_all_have_arrived()
     assert!(nodes.iter().all(|node| node.client().call("DBSIZE") == 0));
 }
 
-/// The old node has refused the first copy of the release, so it cannot be what ended the hold.
+/// The old node refused the first copy of the release, so that copy cannot have ended the hold.
 #[tokio::test]
 async fn a_loss_is_told_also_by_a_release_that_is_redirected() {
     let nodes = cluster().await;
@@ -166,7 +170,8 @@ async fn a_loss_is_told_also_by_a_release_that_is_redirected() {
     assert!(matches!(outcome, Err(Error::Lost)), "{outcome:?}");
 }
 
-/// To clients it is reachable, and believes that the slots are its own. Here it never had all of them, which looks the same from outside.
+/// Clients can reach this node, and it believes that it owns the slots. Here it never had all of
+/// them, which looks the same from outside.
 #[tokio::test]
 async fn a_node_that_is_cut_off_from_the_others_is_left_for_them() {
     let (cut_off, whole) = (node(), node());
@@ -179,7 +184,7 @@ async fn a_node_that_is_cut_off_from_the_others_is_left_for_them() {
     assert!(command_stat(&cut_off, "cluster|slots", "calls") > 0, "it was believed at first");
 }
 
-/// Nobody asks for anything. The node lives, and would say so.
+/// The client sends no other request. The node is alive, and answers a PING.
 #[tokio::test]
 async fn a_waiter_leaves_a_node_that_is_cut_off_from_the_others() {
     let (cut_off, whole) = (node(), node());
@@ -199,7 +204,8 @@ async fn a_waiter_leaves_a_node_that_is_cut_off_from_the_others() {
     guard.release().await.expect("it was held");
 }
 
-/// The old node still answers, so that nothing seems to have happened to the connection. At the new one the session counts as closed.
+/// The old node still answers, so the connection looks healthy. At the new node the session counts
+/// as closed.
 #[tokio::test]
 async fn a_session_follows_its_slot() {
     let nodes = cluster().await;
@@ -221,7 +227,7 @@ async fn what_a_slot_on_its_way_has_moved_already_is_asked_for_at_the_other_node
     let guard = client.lock(ON_FIRST).fixed_lease(Duration::from_secs(60)).acquire().await.expect("free");
     let token = guard.token();
     begin_to_move_slot_of_first(&nodes, ON_FIRST);
-    // What the second node has of a slot that is not its own yet.
+    // The holder at the second node, in a slot that it does not own yet.
     let holder = || {
         let mut second = nodes[1].client();
         assert_eq!(second.call("ASKING"), "OK");
@@ -235,7 +241,7 @@ async fn what_a_slot_on_its_way_has_moved_already_is_asked_for_at_the_other_node
     guard.release().await.expect("it was held");
     assert!(holder().is_none());
 
-    // What is made anew is made there, too.
+    // A new hold is also created at the second node.
     let guard = other.try_acquire().await.expect("an answer").expect("free");
     assert!(guard.token() > token);
     assert_eq!(holder().expect("it is held").owner, "other");
@@ -267,7 +273,7 @@ async fn a_slot_that_moves_is_followed_by_holders_and_waiters() {
     assert_eq!(nodes[1].client().holder(ON_FIRST).map(|holder| holder.owner.into_bytes()), Some(next.owner().to_vec()));
 }
 
-/// Whoever only follows asks nothing, so no answer tells that the slot has gone.
+/// A subscriber sends no requests, so no redirection tells it that the slot has moved.
 #[tokio::test]
 async fn a_slot_that_moves_is_followed_by_those_who_follow_what_happens() {
     let nodes = cluster().await;
@@ -285,8 +291,8 @@ async fn a_slot_that_moves_is_followed_by_those_who_follow_what_happens() {
     assert_eq!(next, Event::Released);
 }
 
-/// A redirection is no failure of the server's, so it is followed also where nothing is tried again. Where nodes do not tell their hosts, that of
-/// the node that was asked is meant.
+/// A redirection is not a server failure, so the client follows it even if it does not retry. If
+/// the redirection names no host, it means the host of the node that answered.
 #[tokio::test]
 async fn whoever_tries_once_is_redirected_all_the_same() {
     for endpoint in ["ip", "unknown-endpoint"] {
@@ -298,7 +304,8 @@ async fn whoever_tries_once_is_redirected_all_the_same() {
         let options = Client::builder();
         let client = options.connect_cluster(&[&url(&nodes[0])]).await.expect("a cluster");
         let lock = client.lock(ON_FIRST).fixed_lease(Duration::from_secs(60));
-        // Not by `acquire`: a channel for waits in this slot would end with the slot, and the connection with it.
+        // Not with `acquire`: the channel for waits in this slot would end with the slot, and the
+        // connection with it.
         let guard = lock.try_acquire().await.expect("an answer").expect("free");
         let (slot, to) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
         guard.renew().await.expect("it is held there, for whoever asks");
@@ -308,7 +315,7 @@ async fn whoever_tries_once_is_redirected_all_the_same() {
     }
 }
 
-/// Each connection is watched, and not the first one alone.
+/// The client watches each connection, not just the first.
 #[tokio::test]
 async fn sessions_on_several_nodes_end_each_with_its_connection() {
     let nodes = cluster().await;
@@ -317,7 +324,7 @@ async fn sessions_on_several_nodes_end_each_with_its_connection() {
     for key in [ON_FIRST, ON_SECOND] {
         guards.push(client.lock(key).session_grace(Duration::ZERO).acquire().await.expect("free"));
     }
-    // After the first second nobody looks at them before the next renewal, which is nine seconds away.
+    // After the first second the client does not check the holds until the next renewal, 9 s away.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     for (node, guard) in nodes.iter().zip(&guards).rev() {
         kill_connections(node);
@@ -326,7 +333,7 @@ async fn sessions_on_several_nodes_end_each_with_its_connection() {
     }
 }
 
-/// Nobody can wait at a node that is only taking the slot over, so it is asked there again and again.
+/// A client cannot wait at a node that is still importing the slot, so it polls there.
 #[tokio::test]
 async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
     let nodes = cluster().await;
@@ -346,7 +353,7 @@ async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
         })
     };
     let waiters = [wait(None), wait(Some(PATIENCE))];
-    // Time itself: who gives up does so in it.
+    // Time itself: a waiter that gives up does so within it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!waiters.iter().any(tokio::task::JoinHandle::is_finished), "it is held");
     guard.release().await.expect("it was held");
@@ -356,7 +363,7 @@ async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
     }
 }
 
-/// Connections to it are tried again and again meanwhile, each time for a second.
+/// The client keeps trying to connect to the hanging node, for a second each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {
     let nodes = cluster().await;
@@ -379,7 +386,7 @@ async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {
                 let guard = Handle::current().block_on(client.lock(ON_FIRST).try_acquire()).expect("an answer");
                 Handle::current().block_on(guard.expect("free").release()).expect("it was held");
                 watch.assert_took_ms(0..700, "a lock of the other node");
-                // Time itself: several attempts to connect fail in it.
+                // Time itself: several attempts to connect fail within it.
                 std::thread::sleep(Duration::from_millis(50));
             }
             assert!(!hanging.is_finished());
@@ -401,7 +408,7 @@ async fn a_node_that_serves_no_slot_any_more_is_left() {
         assert!(node.client().call_in_one_step(&moves).iter().all(|answer| *answer == "OK"));
     }
     assert_eq!(connections(&nodes[0]), 1, "nothing tells the client that it has no slots");
-    // A request that is lost with its connection has the client ask who serves what.
+    // When a request is lost with its connection, the client asks for the slot map.
     nodes[1].client().call("CLIENT PAUSE 60000 WRITE");
     let asking = tokio::spawn({
         let lock = client.lock(ON_SECOND);

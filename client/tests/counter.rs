@@ -1,4 +1,5 @@
-//! What a lock is for: many who count under it count right, over few connections.
+//! The basic use of a lock: many tasks increment a counter without losing a step, over few
+//! connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,14 +10,15 @@ use crate::{connect, connections, url};
 
 const TASKS: u64 = 10_000;
 const THREADS: u64 = 1000;
-/// What one task asks of the server: a lock, its renewal after a wait, and a release. One that a busy machine makes late may ask
-/// again; polling would be far more.
+/// The commands that one task sends: an acquisition, a renewal after the wait, and a release. One
+/// more is allowed for a retry on a busy machine; polling would take far more.
 const COMMANDS_PER_TASK: u64 = 4;
 
-/// All that one client may use.
+/// The most connections that one client may use.
 const MOST_CONNECTIONS: usize = 2;
 
-/// A counter that is wrong unless its users take turns: it is read, and written a moment later.
+/// A counter that is wrong unless its users take turns: each reads it, and writes it a moment
+/// later.
 #[derive(Default)]
 struct Counter {
     value: AtomicU64,
@@ -30,7 +32,8 @@ impl Counter {
     }
 }
 
-/// How many commands on locks the server has been given. What the test itself asks is not among them.
+/// The number of lock commands that the server has received. The test's own commands are not
+/// counted.
 fn lock_commands(server: &Server) -> u64 {
     let stats = server.client().call("INFO commandstats").text();
     let calls = |line: &str| -> Option<u64> {
@@ -89,7 +92,7 @@ fn a_thousand_threads_count_over_few_connections() {
                 counter.check(guard.token());
                 guard.release().expect("it was held");
             };
-            // A thousand stacks of the usual size would be two gigabytes.
+            // A thousand stacks of the usual size would take 2 GB.
             thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, count_one_up).expect("a thread");
         }
     });

@@ -1,5 +1,5 @@
-//! A hundred tasks that hold and a hundred that wait, into which something happens: nobody hangs, whoever has lost a hold hears of it
-//! before another task has the lock, and the rest carries on.
+//! A hundred tasks that hold and a hundred that wait, and a fault. No task hangs, a task that loses
+//! a hold learns of it before another task has the lock, and all others continue.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,16 +17,17 @@ pub const WAITERS: usize = 100;
 /// Waiters want this many of the held locks: more than a client has connections to wait on.
 const WANTED: usize = 20;
 
-/// How a task that held came to its end.
+/// How a holder's task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was told to, and its release was confirmed.
+    /// The test ended it, and the server confirmed its release.
     Released,
-    /// Its guard said so.
+    /// Its guard reported the loss.
     Lost,
 }
 
-/// Who believes to hold what: the token by key. One who hears of its loss is removed.
+/// The token of each lock that a task believes to hold, by key. A task that learns of its loss is
+/// removed.
 #[derive(Default)]
 struct Beliefs(Mutex<HashMap<String, u64>>);
 
@@ -58,14 +59,14 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Tasks of this client, on this lease, which is renewed.
+    /// Creates tasks of this client, with this lease, which the client renews.
     pub fn of(client: &Client, lease: Duration) -> Crowd {
         let (client, beliefs, enough) = (client.clone(), Arc::default(), CancellationToken::new());
         Crowd { client, lease, beliefs, enough, holders: Vec::new(), waiters: Vec::new() }
     }
 
-    /// Lets so many more tasks hold, each a lock of its own, and waits until they do. Some are bound to their connection, for long enough to
-    /// have another one.
+    /// Adds this many holders, each with a lock of its own, and waits until all of them hold. Some
+    /// have a session, with a grace long enough to reconnect.
     pub async fn hold(&mut self, more: usize) {
         let first = self.holders.len();
         for number in first..first + more {
@@ -98,7 +99,8 @@ impl Crowd {
         })
     }
 
-    /// Lets tasks wait for what is held, and waits until all of them wait at the server. `waiting` says how many do.
+    /// Adds waiters for held locks, and waits until all of them wait at the server. `waiting`
+    /// returns how many do.
     pub async fn wait(&mut self, waiting: impl Fn() -> i64) {
         for number in 0..WAITERS {
             let wanted = number % WANTED;
@@ -116,25 +118,26 @@ impl Crowd {
         tokio::spawn(async move {
             let guard = lock.acquire().await?;
             beliefs.begin(&key, guard.token());
-            // Long enough for another holder to show.
+            // Leaves time for another holder to show up.
             tokio::task::yield_now().await;
             let (token, _) = give_up(guard, &beliefs, &key).await?;
             Ok((wanted, token))
         })
     }
 
-    /// How many tasks have heard that their hold is gone.
+    /// The number of tasks that have learned of the loss of their hold.
     pub fn heard(&self) -> usize {
         self.holders.iter().filter(|holder| holder.is_finished()).count()
     }
 
-    /// How many waiting tasks have got their lock and given it back.
+    /// The number of waiters that acquired and released their lock.
     pub fn served(&self) -> usize {
         self.waiters.iter().filter(|waiter| waiter.is_finished()).count()
     }
 
-    /// Tells the holders to release, and waits for everybody. Each waiter has had its lock with a token of its own, above that of the
-    /// task that held before it. Hands out how the holders ended, in the order in which they came.
+    /// Tells the holders to release, and waits for all tasks. Checks that each waiter got its lock
+    /// with a distinct token, higher than that of the task that held before it. Returns how the
+    /// holders ended, in the order in which they started.
     pub async fn disperse(self) -> Vec<End> {
         self.enough.cancel();
         let mut tokens = HashMap::<usize, Vec<u64>>::new();
@@ -160,12 +163,12 @@ impl Crowd {
     }
 }
 
-/// The locks lie on all nodes of a cluster.
+/// Keys that are spread over all nodes of a cluster.
 fn key(number: usize) -> String {
     format!("lock-{number}")
 }
 
-/// Releases a hold that must be there to the end.
+/// Releases a hold that must have lasted until now.
 async fn give_up<K: Kind>(guard: Guard<K>, beliefs: &Beliefs, key: &str) -> Result<(u64, End), Error> {
     let token = guard.token();
     beliefs.end(key);

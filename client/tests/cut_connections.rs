@@ -1,6 +1,7 @@
-//! A connection that is cut after each byte of each request and of each reply, one after the other.
+//! Cuts a connection after each byte of each request and of each reply, one after the other.
 //!
-//! Whatever was cut, the call is done as if nothing had happened, and the server counts what the guards say.
+//! Wherever the cut is, the call succeeds as if nothing had happened, and the server's counts agree
+//! with the guards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +21,8 @@ struct Stage<'a> {
     cut: Cut,
 }
 
-/// When a connection is cut: at the piece that completes so many bytes in one direction, on whichever connections they come.
+/// When a connection is cut: at the piece that completes this many bytes in one direction, summed
+/// over all connections.
 #[derive(Clone, Debug)]
 struct Cut {
     direction: Direction,
@@ -29,7 +31,7 @@ struct Cut {
 }
 
 impl Stage<'_> {
-    /// From here on bytes count.
+    /// Starts counting bytes.
     fn arm(&self) {
         let Cut { direction, after, is_done } = self.cut.clone();
         let mut passed = 0;
@@ -46,7 +48,7 @@ impl Stage<'_> {
         });
     }
 
-    /// The sum of what all owners hold.
+    /// The sum of the holds of all owners.
     fn holds(&mut self, family: &str, key: &str) -> i64 {
         let info = self.observer.call(format!("{family}.INFO {key}"));
         if info == support::Reply::Nil {
@@ -79,7 +81,8 @@ impl Stage<'_> {
         guard.release().await.expect("it was held");
     }
 
-    /// The sums tell a session that was lost from one that was bound to the next connection.
+    /// The sums differ between a session that was lost and one that was bound to the next
+    /// connection.
     async fn holding_with_a_session(&mut self) {
         let client = self.proxy.client().await;
         self.arm();
@@ -136,7 +139,7 @@ impl Stage<'_> {
         let writer = reader.upgrade().await.expect("the only reader");
         self.assert_holds("RRWLOCK", "rw", 2);
         let second = writer.downgrade().await.expect("it was held");
-        // The reader enters again, which is counted in the client.
+        // The reader re-enters, which only the client counts.
         self.assert_holds("RRWLOCK", "rw", 1);
         reader.release().await.expect("it was held");
         self.assert_holds("RRWLOCK", "rw", 1);
@@ -182,7 +185,8 @@ enum Scene {
     SeveralKeys,
 }
 
-/// Plays a scene once for each byte of a direction, until one ends before the cut was due. Returns how many cuts there were.
+/// Plays a scene once per byte of a direction, until a run ends before its cut is due. Returns the
+/// number of cuts.
 async fn cut_everywhere(scene: Scene, direction: Direction, stride: usize) -> usize {
     let server = Server::start();
     let (proxy, other) = (Proxy::before(&server).await, connect(&server).await);
@@ -213,7 +217,8 @@ async fn cut_everywhere(scene: Scene, direction: Direction, stride: usize) -> us
     unreachable!("a scene has an end")
 }
 
-/// Plays scenes with every cut in the replies, and in `make test` with every seventh in the requests, which are longer.
+/// Plays the scenes with every cut in the replies. `make test` tries only every seventh cut in the
+/// requests, which are longer.
 async fn cut_both_ways(scenes: &[Scene]) {
     for scene in scenes {
         assert!(cut_everywhere(*scene, Direction::ToClient, 1).await > 0);

@@ -1,5 +1,6 @@
-//! Waits in a cluster that are dropped while their slot is on its way to another node. The node where they wait has all that is said of the key done
-//! by the other one, where nobody waits: also that the waits are to end.
+//! Waits in a cluster that are dropped while their slot moves to another node. The old node, where
+//! they wait, redirects all requests for the key to the new node, where they do not wait. This
+//! includes the request that ends the waits.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::{PATIENCE, command_stat, eventually, url};
 /// Longer than any test lasts.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// A client that waits for answers no longer than that.
+/// The command timeout of the client.
 const SHORT: Duration = Duration::from_millis(500);
 
 async fn connect_impatiently(seed: &Server) -> Client {
@@ -23,7 +24,7 @@ async fn cancelled(node: &Server, command: &str, times: i64) {
     eventually(|| command_stat(node, command, "calls") >= times).await;
 }
 
-/// Neither node has both keys, and each says that it is asked too early.
+/// Neither node has both keys, and each answers TRYAGAIN.
 #[tokio::test]
 async fn what_is_taken_back_while_its_slot_is_on_its_way_does_not_hold_up_its_owner() {
     let nodes = cluster().await;

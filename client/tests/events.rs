@@ -1,4 +1,4 @@
-//! What happens to locks, as those see it who follow it or count it.
+//! Events of locks, as a subscriber or a metrics recorder sees them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ async fn what_happens_to_a_lock_is_followed() {
         assert_eq!(next(&mut events).await, event);
         assert_eq!(next(&mut others).await, event);
     }
-    // Who stops listening does not stop the others.
+    // Dropping one stream does not end the others.
     drop(others);
     drop(forced);
     let _held = client.lock("k").acquire().await.expect("free");
@@ -51,7 +51,8 @@ async fn a_follower_is_told_what_a_lost_connection_may_have_hidden() {
     assert_eq!(next(&mut events).await, Event::Acquired);
 }
 
-/// What is sent over it is swallowed, and nobody has anything else to ask.
+/// The network swallows whatever is sent over the connection, and the client has no other request
+/// to send.
 #[tokio::test]
 async fn a_connection_that_dies_silently_is_found_while_somebody_follows_over_it() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
@@ -69,7 +70,7 @@ async fn a_connection_that_dies_silently_is_found_while_somebody_follows_over_it
     assert_eq!(next(&mut events).await, Event::Acquired);
 }
 
-/// The connection is cut at the question that comes before the subscription.
+/// The connection is cut at the request that precedes the subscription.
 #[tokio::test]
 async fn a_connection_that_is_lost_while_somebody_begins_to_follow_is_replaced() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
@@ -100,7 +101,8 @@ async fn so_far<T>(looks: usize, work: impl Future<Output = T>) -> (usize, Optio
     (looks, None)
 }
 
-/// Whoever gives up at any moment leaves no subscription behind, and no key of which later followers hear nothing.
+/// Wherever a subscriber gives up, it leaves no subscription behind, and later subscribers to the
+/// key still get its events.
 #[tokio::test]
 async fn following_that_is_given_up_leaves_nothing() {
     const KEYS: usize = 300;
@@ -109,7 +111,7 @@ async fn following_that_is_given_up_leaves_nothing() {
     let (looks, events) = so_far(usize::MAX, client.observe("first").events()).await;
     drop(events.expect("all of it").expect("it tells"));
     for number in 0..KEYS {
-        // The last ones come to their end.
+        // The last ones run to completion.
         let looks = 1 + looks * number * 5 / 4 / KEYS;
         drop(so_far(looks, client.observe(format!("k{number}")).events()).await);
     }
@@ -132,7 +134,7 @@ async fn a_server_that_tells_nothing_is_named() {
     client.observe("k").events().await.expect("it tells from now on");
 }
 
-/// Everything, as text.
+/// All events, as text.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 
@@ -211,7 +213,8 @@ async fn what_happens_is_counted() {
     server.restart();
 }
 
-/// Who gives back permits is not kept waiting when the loss is known; what was asked of the server comes back all the same, and finds it again.
+/// A caller that returns permits does not wait once the loss is known. The request that was sent
+/// still completes, and finds the loss again.
 #[tokio::test]
 async fn a_loss_that_is_found_twice_is_counted_once() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! Every example runs, ends by itself, and says what it should.
+//! Every example runs, ends by itself, and prints what it should.
 
 use std::collections::BTreeSet;
 
@@ -6,13 +6,13 @@ use crate::child::{Child, examples};
 use crate::support::Server;
 use crate::url;
 
-/// The lines of an example that is run alone.
+/// The output of an example that runs alone.
 #[track_caller]
 fn lines_of(example: &str, arguments: &[&str]) -> Vec<String> {
     Child::run(example, arguments).wait_for_end()
 }
 
-/// A line whose last word is a token, without it.
+/// Removes the last word of a line, which must be a token.
 fn without_token(line: &str) -> &str {
     let (rest, token) = line.rsplit_once(' ').expect("several words");
     assert!(token.parse::<u64>().is_ok(), "{line}");
@@ -66,7 +66,7 @@ fn a_worker_with_fencing_writes_its_steps() {
 fn candidates_lead_one_after_the_other() {
     let server = Server::start();
     let url = url(&server);
-    // With a grace that a busy machine does not use up.
+    // The grace is longer than a busy machine delays a process.
     let mut candidates: Vec<_> =
         ["one", "two", "three"].map(|name| Child::run("leader_election", &[&url, name, "50", "10000"])).into();
     let mut terms: Vec<u64> = candidates

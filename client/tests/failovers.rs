@@ -1,4 +1,5 @@
-//! The server of the locks dies and its replica takes over, with Sentinel and in a cluster, while tasks hold and wait.
+//! The lock server dies and its replica takes over, under Sentinel and in a cluster, while tasks
+//! hold and wait.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +11,18 @@ use crate::crowd::{Crowd, End, HOLDERS};
 use crate::support::{Cluster, Command, Sentinels, Server};
 use crate::{PATIENCE, eventually, url};
 
-/// Longer than a failover takes on a busy machine, and short enough for renewals to come after it.
+/// Longer than a failover takes on a busy machine, and short enough that renewals follow it.
 const LEASE: Duration = Duration::from_secs(15);
 
-/// What has not reached a replica when its master dies is gone.
+/// The number of holds that do not reach a replica before the master dies, and so are lost.
 const UNREPLICATED: usize = 10;
 
 fn waiting(server: &Server) -> i64 {
     server.client().info_number("rlock_waiting")
 }
 
-/// Whether INFO has this line. Sentinel closes the connections of a server whose part it changes, also this one.
+/// Whether INFO has this line. Sentinel closes all connections of a server when it changes its
+/// role, including this one.
 fn tells(server: &Server, line: &str) -> bool {
     let answer = server.try_client().and_then(|mut client| client.try_call("INFO everything"));
     answer.is_ok_and(|info| info.text().lines().any(|told| told == line))
@@ -54,7 +56,8 @@ async fn sentinels_new_master_is_followed() {
     block_in_place(|| {
         replicas[0].while_stopped(|| {
             replicas[1].while_stopped(|| {
-                // What lies in the sockets would be read after the master's death.
+                // Otherwise the replicas would read what is in the sockets after the master's
+                // death.
                 assert_eq!(master.client().call("CLIENT KILL TYPE replica"), 2);
                 Handle::current().block_on(crowd.hold(UNREPLICATED));
                 master.kill();
@@ -69,7 +72,7 @@ async fn sentinels_new_master_is_followed() {
     eprintln!("a new master after {:?}", killed.elapsed());
     assert_ne!(new.port(), old);
 
-    // Each of them hears of it at its next renewal.
+    // Each of these tasks learns of the loss at its next renewal.
     eventually(|| crowd.heard() == UNREPLICATED).await;
     eprintln!("the last has heard after {:?}", killed.elapsed());
     let ends = crowd.disperse().await;
@@ -80,7 +83,7 @@ async fn sentinels_new_master_is_followed() {
     master.restart_in_place(&["--replicaof", &format!("127.0.0.1 {}", new.port())]);
 }
 
-/// Its connections stay open, and nobody but the waiter has anything to ask.
+/// The connections stay open, and the waiter is the client's only request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_leaves_a_master_that_hangs() {
     let (master, replicas) = master_and_replicas();
@@ -107,7 +110,8 @@ async fn a_waiter_leaves_a_master_that_hangs() {
     waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
 }
 
-/// It answers each request with BUSY, and Sentinel cannot make it follow the new one. Its connections stay open.
+/// The master answers each request with BUSY, and Sentinel cannot make it a replica of the new one.
+/// The connections stay open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_answers_nobody_and_was_replaced_is_left() {
     let (mut master, replicas) = master_and_replicas();
@@ -121,7 +125,7 @@ async fn a_master_that_answers_nobody_and_was_replaced_is_left() {
     });
     eventually(|| waiting(&master) == 1).await;
     master.client().call("CONFIG SET lua-time-limit 20");
-    // One that has written cannot be ended.
+    // A script that has written cannot be killed.
     let endless: [&[u8]; 4] = [b"EVAL", b"redis.call('SET', KEYS[1], 1) while true do end", b"1", b"x"];
     let mut busy = master.client();
     busy.try_send(&[Command::from(endless)]).expect("it is sent");
@@ -129,9 +133,9 @@ async fn a_master_that_answers_nobody_and_was_replaced_is_left() {
     let new = replicas.iter().find(|replica| tells(replica, "rlock_waiting:1")).expect("a new master");
     assert_eq!(new.client().call("RLOCK.RELEASE k other"), 0);
     waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
-    // Whoever asks for another lock is served as well.
+    // A request for another lock is served as well.
     client.lock("other").acquire().await.expect("a grant").release().await.expect("it was held");
-    // The script has no end, so neither has the server.
+    // The script never ends, so the server must be killed.
     master.kill_and_restart();
 }
 
@@ -144,7 +148,7 @@ async fn a_replica_that_takes_over_in_a_cluster_is_followed() {
     let mut crowd = Crowd::of(&client, LEASE);
     crowd.hold(HOLDERS).await;
     crowd.wait(|| cluster.nodes().iter().map(waiting).sum()).await;
-    // Nobody writes but the renewals, the first of which is seconds away.
+    // Only the renewals write, and the first is seconds away.
     for node in cluster.nodes() {
         let mut node = node.client();
         if node.info("role") == "master" {
@@ -152,7 +156,7 @@ async fn a_replica_that_takes_over_in_a_cluster_is_followed() {
         }
     }
 
-    // A planned one first: no connection is closed, and whoever waits is told to ask elsewhere.
+    // First a planned failover: no connection is closed, and the waiters are redirected.
     let next = cluster.replica_of("{a}").port();
     assert_eq!(cluster.node_mut(next).client().call("CLUSTER FAILOVER"), "OK");
     eventually(|| cluster.node_mut(next).client().info("role") == "master").await;
@@ -162,7 +166,7 @@ async fn a_replica_that_takes_over_in_a_cluster_is_followed() {
     let old = cluster.primary_of("la2").port();
     cluster.node_mut(old).kill();
     let killed = Instant::now();
-    // Whoever comes now gets in, too.
+    // A client that connects now gets in as well.
     let latecomer = Client::builder().connect_cluster(&seeds).await.expect("the other nodes answer");
     let late = latecomer.lock("la2").acquire_timeout(PATIENCE).await.expect("a grant");
     eprintln!("a lock of the dead node was granted after {:?}", killed.elapsed());

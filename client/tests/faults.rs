@@ -1,7 +1,8 @@
 //! Clients behind bad networks compete for a few locks of every kind.
 //!
-//! In any weather: who believes in a hold has it at the server, no two believe that must not, and tokens rise. When the weather is good
-//! again, the server counts what the guards say, and nothing when there are none.
+//! Whatever the network does, a guard that is held has its hold at the server, no two guards that
+//! exclude each other are held at once, and tokens rise. When the network is good again, the
+//! server's counts agree with the guards, and the server has no holds when there are no guards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,30 +18,31 @@ use crate::support::{Server, at_length, seed};
 use crate::visitors::{self, KEYS, PERMITS, Patience, Place, Stay, Terms, shown};
 use crate::{connect, connections, eventually};
 
-/// How many acquisitions a campaign has in all. The long form: `make client-faults`.
+/// The number of acquisitions of a campaign. `make client-faults` runs the long form.
 fn rounds() -> usize {
     at_length(240, 10_000)
 }
 
-/// The campaign goes on until so many have held: how many do in a given time is a matter of the machine. A tenfold campaign in which they
-/// still have not is one in which hardly anybody gets what it wants.
+/// The campaign continues until this many acquisitions were granted, since the rate depends on the
+/// machine. If ten times as many acquisitions are not enough, the client rarely succeeds, and the
+/// test fails.
 fn wanted_holds() -> usize {
     rounds() / 3
 }
 
-/// How many are under way at once.
+/// The number of acquisitions in progress at once.
 const AT_ONCE: usize = 40;
 
 /// What the network does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weather {
-    /// It loses, cuts, delays, and falls silent in one direction.
+    /// It loses, cuts and delays, and goes silent in one direction.
     Lossy,
-    /// Besides, what was sent over a connection may arrive long after that was given up.
+    /// The same, and data may arrive long after its connection was given up.
     Late,
 }
 
-/// Mostly a piece passes. A connection sees a handful of them before something happens to it.
+/// Most pieces pass. A connection carries a handful of them before something happens to it.
 fn fate(random: &mut StdRng, weather: Weather, length: usize) -> Fate {
     match random.random_range(0..100) {
         0..6 => Fate::Delay(Duration::from_millis(random.random_range(0..30))),
@@ -51,10 +53,10 @@ fn fate(random: &mut StdRng, weather: Weather, length: usize) -> Fate {
     }
 }
 
-/// What is held on to until the weather is good.
+/// A hold that is kept until the network is good again.
 struct Kept {
     key: &'static str,
-    /// How often it is held.
+    /// The hold's count.
     holds: i64,
     guards: Box<dyn Belief>,
 }
@@ -65,7 +67,7 @@ impl Kept {
     }
 }
 
-/// A hold and its re-entry. Each of them renews what both hold.
+/// A hold and its re-entry. Renewing one renews both.
 impl<K: Kind> Belief for (Guard<K>, Guard<K>) {
     fn believes(&self) -> bool {
         self.0.is_held() || self.1.is_held()
@@ -76,7 +78,7 @@ impl<K: Kind> Belief for (Guard<K>, Guard<K>) {
     }
 }
 
-/// What one client gets in a little time of locks of each kind, mutexes twice.
+/// The locks of each kind that one client acquires in a short time, mutexes twice.
 async fn keep_some(client: Client, terms: Terms) -> Vec<Kept> {
     let patience = Patience::Timeout(Duration::from_millis(20));
     let mut kept = Vec::new();
@@ -99,7 +101,8 @@ async fn keep_some(client: Client, terms: Terms) -> Vec<Kept> {
     kept
 }
 
-/// A server, and clients that reach it through bad networks, but for the last one.
+/// A server, and clients that reach it through bad networks. The last client has a direct
+/// connection.
 struct Campaign {
     server: Arc<Server>,
     register: Arc<Register>,
@@ -143,7 +146,7 @@ impl Campaign {
         Place { server: self.server.clone(), register: self.register.clone(), key, share, terms }
     }
 
-    /// Many visitors at once, in bad weather.
+    /// Many visitors at once, over a bad network.
     async fn rush(&mut self) {
         let visits: Vec<_> = (0..AT_ONCE)
             .map(|_| {
@@ -159,7 +162,8 @@ impl Campaign {
         }
     }
 
-    /// Each client acquires in bad weather what it can get and keeps it. When the weather is good again, the server counts just that.
+    /// Each client acquires what it can over a bad network, and keeps it. When the network is good
+    /// again, the server's counts are exactly those of the guards.
     async fn keep(&mut self) {
         let lease = (self.weather == Weather::Late).then_some(Duration::from_secs(1));
         let terms = Terms { lease, renews: true, grace: None, name: None };
@@ -177,7 +181,7 @@ impl Campaign {
             })
             .await;
         }
-        // Dropping a guard releases.
+        // Dropping a guard releases it.
         self.storm();
         drop(kept);
     }
@@ -206,7 +210,7 @@ impl Campaign {
                 self.expect_shown(key, BTreeMap::new).await;
             }
             eventually(|| self.server.client().info_number("rlock_waiting") == 0).await;
-            // The semaphore stays.
+            // The semaphore's key stays.
             eventually(|| self.server.client().call("DBSIZE") == 1).await;
         }
         eprintln!("{:?}: {} holds, {rushes} rushes, {:?}", self.weather, self.register.believed(), started.elapsed());
@@ -221,7 +225,8 @@ async fn over_a_lossy_network_holds_are_counted_right_and_nobody_believes_wrongl
     Campaign::new(Weather::Lossy).await.run().await;
 }
 
-/// A request that arrives after it was given up may be granted, for the length of its lease. It does not make anybody believe.
+/// A request that arrives after it was given up may be granted for the length of its lease, but no
+/// guard reports that hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_a_network_that_delivers_late_nobody_believes_wrongly() {
     Campaign::new(Weather::Late).await.run().await;

@@ -1,4 +1,5 @@
-//! A process that forks, as a preforking server does: what the other process has drawn and begun is copied.
+//! A process that forks, as a preforking server does. The child gets a copy of the parent's random
+//! state and of its requests in progress.
 
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,13 +11,13 @@ use rlock_client::blocking::Client;
 use crate::support::Server;
 use crate::{PATIENCE, url};
 
-/// Where the server is, for the process that forks.
+/// Tells the process that forks where the server is.
 const FORKS: &str = "RLOCK_TESTS_FORK";
 
-/// A lease that has to be renewed while the lock is held.
+/// A lease that must be renewed while the lock is held.
 const LEASE: Duration = Duration::from_secs(1);
 
-/// A process of its own forks: in this one many tests run.
+/// A separate process forks, because many tests run in this one.
 #[test]
 fn timed_after_a_fork_one_process_gets_the_lock_and_keeps_it() {
     if let Ok(url) = env::var(FORKS) {
@@ -37,7 +38,7 @@ fn use_a_client_and_fork(url: &str) {
     client.lock("before").acquire().expect("free").release().expect("it was held");
     drop(client);
     let children = [fork(|| hold(url)), fork(|| hold(url))];
-    // Behind what the harness has said without an end of line.
+    // Ends the line that the test harness has begun.
     println!();
     for child in children {
         let mut status = 0;
@@ -48,10 +49,10 @@ fn use_a_client_and_fork(url: &str) {
     }
 }
 
-/// The same for the process that forks while its other threads sleep, wake and wait.
+/// The same for a process that forks while its other threads sleep, wake and wait.
 const FORKS_BUSILY: &str = "RLOCK_TESTS_FORK_BUSY";
 
-/// As often as it takes to fork while one of them has locked what they share.
+/// Enough forks for one of them to happen while another thread has locked the shared state.
 const FORKS_COUNT: usize = 400;
 
 #[test]
@@ -88,7 +89,7 @@ fn fork_busily(url: &str) {
         // SAFETY: `status` lives.
         while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } != child {
             if began.elapsed() > 2 * PATIENCE {
-                // SAFETY: it is a child that was not waited for yet.
+                // SAFETY: the child has not been waited for yet, so its id is valid.
                 unsafe { libc::kill(child, libc::SIGKILL) };
                 panic!("the process of fork {number} hangs");
             }
@@ -98,14 +99,14 @@ fn fork_busily(url: &str) {
     }
 }
 
-/// Runs something in a copy of this process, which ends with the number that comes of it.
+/// Runs `work` in a copy of this process, which exits with the number that `work` returns.
 fn fork(work: impl Fn() -> i32) -> libc::pid_t {
-    // SAFETY: the copy does what a program may do that has been forked from one with threads: the C library unlocks its own locks there, and this crate
-    // is what is tested.
+    // SAFETY: the child does only what a program with threads may do after a fork: the C library
+    // unlocks its own locks there, and this crate is what is tested.
     match unsafe { libc::fork() } {
         0 => {
             let code = catch_unwind(AssertUnwindSafe(work)).unwrap_or(3);
-            // SAFETY: nothing of the process before is to be ended in order.
+            // SAFETY: the child must not run the parent's exit handlers.
             unsafe { libc::_exit(code) }
         }
         child => child,

@@ -41,7 +41,7 @@ async fn a_dropped_guard_releases() {
 async fn without_a_lease_it_renews_itself_until_it_is_released() {
     let server = Server::start();
     let client = connect(&server).await;
-    // Long enough for a renewal that a busy machine makes late.
+    // Long enough for a busy machine to renew late.
     let lease = Duration::from_secs(1);
     let guard = client.lock("k").lease(lease).acquire().await.expect("a free lock");
     tokio::time::sleep(lease * 2).await;
@@ -56,13 +56,13 @@ async fn without_a_lease_it_renews_itself_until_it_is_released() {
     assert_eq!(renewals(&mut monitor), before, "nothing is renewed after a release");
 }
 
-/// How long this thread has had a processor.
+/// The CPU time of this thread.
 fn time_of_this_thread() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.try_into().expect("not negative"), time.tv_nsec.try_into().expect("not negative"))
 }
 
-/// All runs on one thread, so whoever looks again and again at what has not changed is seen in its time.
+/// Everything runs on one thread, so polling would show in the thread's CPU time.
 #[tokio::test]
 async fn what_is_held_costs_next_to_nothing_while_nothing_happens() {
     for lines in [&[] as &[&str], &["notify-keyspace-events KEA"]] {
@@ -74,9 +74,9 @@ async fn what_is_held_costs_next_to_nothing_while_nothing_happens() {
             client.lock("fleeting").session_grace(Duration::ZERO).acquire().await.expect("free"),
             client.lock("renewed").lease(Duration::from_secs(6)).acquire().await.expect("free"),
         ];
-        // Holds begin to listen when they have lived for a second.
+        // A hold subscribes to its key's events when it is 1 s old.
         tokio::time::sleep(Duration::from_millis(1500)).await;
-        // The last one is renewed after two seconds, and has no answer for one more.
+        // The last hold is renewed after 2 s, and gets no answer for another second.
         server.client().call("CLIENT PAUSE 1500 ALL");
         let before = time_of_this_thread();
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -90,7 +90,7 @@ async fn what_is_held_costs_next_to_nothing_while_nothing_happens() {
 async fn timed_with_a_lease_it_is_not_renewed_and_its_end_is_told_before_the_server_acts() {
     let server = Server::start();
     let client = connect(&server).await;
-    // Long enough for the margin to be more than it takes to ask.
+    // Long enough that the safety margin is longer than a request takes.
     let lease = Duration::from_secs(2);
     let mut observer = server.client();
     let watch = Stopwatch::start();
@@ -142,7 +142,7 @@ async fn a_re_entry_is_not_held_for_longer_than_the_hold_may_be() {
     let most = Duration::from_secs(20);
     let outer = client.lock("k").max_hold(most).acquire().await.expect("a free lock");
     let since_then = Stopwatch::start();
-    // Time itself: a part of it is over.
+    // Time itself: a part of the hold's time passes.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let inner = outer.reenter().expect("a re-entry");
     let at_the_server = Duration::from_millis(server.client().holder("k").expect("it is held").lease_ms as u64);
@@ -164,7 +164,7 @@ async fn timed_an_upgrade_is_not_held_for_longer_than_its_reader_may_be() {
     let watch = Stopwatch::start();
     let reader = lock.read().max_hold(most).acquire().await.expect("free");
     let releasing = tokio::spawn(async move {
-        // Time itself: a part of it is over.
+        // Time itself: a part of the hold's time passes.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         other.release().await
     });
@@ -183,12 +183,12 @@ async fn the_longest_time_of_a_hold_counts_from_its_grant() {
     let waiter = client.lock("k").max_hold(most);
     let waiter = tokio::spawn(async move { waiter.acquire().await });
     eventually(|| server.client().info_number("rlock_waiting") == 1).await;
-    // Time itself: a hold that counted from the request would be over that much earlier.
+    // Time itself: a hold that counted from the request would end this much earlier.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let since_then = Stopwatch::start();
     server.client().call("RLOCK.RELEASE k other");
     let guard = waiter.await.expect("no panic").expect("a grant");
-    // It gives one hundredth of its time away, and a second is for a busy machine.
+    // The client ends the hold 1% early; allow 1 s more for a busy machine.
     let least = most - since_then.elapsed() - Duration::from_millis(1200);
     assert!(guard.valid_for() >= least, "{:?}, not {least:?}", guard.valid_for());
 }
@@ -234,7 +234,8 @@ async fn errors_name_what_is_wrong() {
     assert!(matches!(rlock_client::Client::connect(&nobody).await, Err(Error::Unavailable { .. })));
 }
 
-/// Whoever may write the key can have it expire. A renewal tells so, and is believed.
+/// A client with write access to the key can make it expire. The next renewal reports that, and the
+/// guard believes it.
 #[tokio::test]
 async fn an_expire_on_the_key_ends_what_is_relied_on() {
     let server = Server::start();
@@ -244,7 +245,7 @@ async fn an_expire_on_the_key_ends_what_is_relied_on() {
     guard.renew().await.expect("it is held");
     let valid_for = guard.valid_for();
     assert!(valid_for <= Duration::from_secs(60), "{valid_for:?}");
-    // Also when less is asked for than is left.
+    // The same with a time shorter than what is left.
     assert_eq!(server.client().call("PEXPIRE k 30000"), 1);
     guard.renew_for(Duration::from_secs(1)).await.expect("it is held");
     let valid_for = guard.valid_for();

@@ -1,4 +1,5 @@
-//! The runtime on which a client was made, its home, and what becomes of locks when it ends or does not run.
+//! The runtime on which a client was created is its home. These tests show what happens to locks
+//! when it ends or stalls.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ fn home() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
-/// A guard without a keeper would believe in a lock that nobody renews.
+/// A guard without a renewal task would report a lock as held that is not renewed.
 #[test]
 fn without_its_home_a_client_gives_no_guards() {
     let server = Server::start();
@@ -26,7 +27,8 @@ fn without_its_home_a_client_gives_no_guards() {
     assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
 }
 
-/// And does not go on trying, as it would with servers that are down. A minority that is gone is one that is down.
+/// It also stops retrying, which it would not do for servers that are down. A minority that is gone
+/// counts as down.
 #[test]
 fn a_quorum_without_homes_gives_no_guards() {
     let servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
@@ -61,8 +63,8 @@ fn a_guard_that_lost_its_home_hears_of_the_end_of_its_lease() {
     assert!(!guard.is_held());
 }
 
-/// A client whose own threads have ended is of no more use, also in the hands of another one.
-/// The last handle to it may be the lock, and then the guard.
+/// A blocking client whose threads have ended is useless, even if it is part of another client's
+/// lock. The last handle to it may be that lock, and later the guard.
 #[test]
 fn a_blocking_client_lives_as_long_as_what_it_is_a_place_of() {
     let server = Server::start();
@@ -79,7 +81,8 @@ fn a_blocking_client_lives_as_long_as_what_it_is_a_place_of() {
     assert!(other_db.is_free("b"));
 }
 
-/// Whoever uses a client from another runtime makes a connection for all. It does not live and die with that runtime.
+/// A client used from another runtime makes a connection for all its users. The connection does not
+/// depend on that runtime.
 #[test]
 fn timed_a_guest_that_stands_still_holds_nobody_up() {
     let server = Server::start();
@@ -88,7 +91,7 @@ fn timed_a_guest_that_stands_still_holds_nobody_up() {
     kill_connections(&server);
     let guest = Builder::new_current_thread().enable_all().build().expect("a runtime");
     drop(guest.block_on(client.lock("k").try_acquire()).expect("an answer"));
-    // From here on nobody drives the guest.
+    // From here on the guest runtime does not run.
     let watch = Stopwatch::start();
     drop(home.block_on(client.lock("l").acquire()).expect("a free lock"));
     watch.assert_took_ms(0..2000, "an acquisition without the guest");
@@ -107,7 +110,7 @@ fn a_blocking_guard_that_is_dropped_has_released() {
     }
 }
 
-/// In an asynchronous task nothing may block, so the rest is left to the background.
+/// An async task must not block, so the release finishes in the background.
 #[tokio::test]
 async fn a_blocking_guard_may_be_dropped_in_a_task() {
     let server = Server::start();
@@ -135,7 +138,7 @@ fn what_was_dropped_is_released_when_its_client_has_been_closed() {
     }
 }
 
-/// Closing does not take longer than one answer may, and says what it has left.
+/// Closing takes no longer than the timeout of one answer, and reports what it has left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_before_a_server_that_hangs_says_what_is_left() {
     let server = Server::start();
@@ -171,7 +174,7 @@ async fn a_closed_client_waits_for_nothing_and_lets_go_of_what_is_held() {
     assert!(matches!(guard.release().await, Err(Error::Closed)));
 }
 
-/// Three servers, of which one is far away.
+/// Three servers, one of which is far away.
 fn with_one_far_away(network: &Runtime) -> ([Server; 3], Proxy, Vec<String>) {
     let servers = [Server::start(), Server::start(), Server::start()];
     let proxy = network.block_on(Proxy::before(&servers[2]));
@@ -180,7 +183,8 @@ fn with_one_far_away(network: &Runtime) -> ([Server; 3], Proxy, Vec<String>) {
     (servers, proxy, urls)
 }
 
-/// Whoever releases does not wait for a server that never grants, and for one that has died since not for ever.
+/// A release does not wait for a server that never grants, and waits a limited time for one that
+/// has died since.
 #[test]
 fn timed_a_blocking_guard_of_a_quorum_does_not_wait_for_servers_that_are_down() {
     let mut servers = [Server::start(), Server::start(), Server::start()];
@@ -190,7 +194,7 @@ fn timed_a_blocking_guard_of_a_quorum_does_not_wait_for_servers_that_are_down() 
     let lock = quorum.lock("k").server_timeout(Duration::from_secs(5));
     let guard = lock.acquire().expect("free");
     support::eventually(crate::PATIENCE, || servers.iter().all(|server| server.client().holder("k").is_some()));
-    // Time itself: that all have granted is heard of in it.
+    // Time itself: the answers of all servers arrive within it.
     std::thread::sleep(Duration::from_millis(300));
     servers[2].kill();
     let watch = Stopwatch::start();
@@ -218,7 +222,7 @@ fn what_a_majority_did_not_wait_for_is_released_when_its_quorum_has_been_closed(
     assert!(servers.iter().all(|server| server.client().holder("k").is_none()));
 }
 
-/// All at once, so no later than before one of them.
+/// All clients close at once, so this takes no longer than closing one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timed_closing_a_quorum_before_servers_that_hang_says_what_is_left() {
     let servers = [Server::start(), Server::start(), Server::start()];
@@ -228,7 +232,7 @@ async fn timed_closing_a_quorum_before_servers_that_hang_says_what_is_left() {
     let quorum = Quorum::connect(&options, &urls).expect("addresses");
     let guard = quorum.lock("k").acquire().await.expect("free");
     eventually(|| servers.iter().all(|server| server.client().holder("k").is_some())).await;
-    // Time itself: the last of the three is heard of.
+    // Time itself: the third server's answer arrives within it.
     tokio::time::sleep(Duration::from_millis(100)).await;
     tokio::task::block_in_place(|| {
         servers[0].while_stopped(|| {
@@ -244,7 +248,7 @@ async fn timed_closing_a_quorum_before_servers_that_hang_says_what_is_left() {
     eventually(|| servers.iter().all(|server| server.client().holder("k").is_none())).await;
 }
 
-/// Its connections end with the runtime, but nobody there tells so.
+/// The home's connections end with it, but no task there reports that.
 #[test]
 fn who_waits_elsewhere_hears_that_the_home_has_ended() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
@@ -308,7 +312,7 @@ async fn closing_waits_for_permits_that_are_being_taken_and_gives_them_back() {
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }
 
-/// The grant has come, and nobody has looked at it yet.
+/// The grant has arrived, and no task has polled it yet.
 #[tokio::test]
 async fn closing_gives_back_what_a_wait_was_granted_and_nobody_has_heard_of() {
     let server = Server::start();
@@ -329,7 +333,8 @@ async fn closing_gives_back_what_a_wait_was_granted_and_nobody_has_heard_of() {
         }
         other.call("RLOCK.RELEASE k stranger");
         eventually(|| other.holder("k").is_some()).await;
-        // The message comes after what is done.
+        // The server sends the grant's message after the grant itself. A round trip leaves time
+        // for it.
         client.observe("k").holders().await.expect("an answer");
         let (closed, outcome) = tokio::join!(client.close(), waiting);
         closed.expect("it is tidied up");
@@ -338,7 +343,7 @@ async fn closing_gives_back_what_a_wait_was_granted_and_nobody_has_heard_of() {
     }
 }
 
-/// Whichever of the places is taken first.
+/// It does not matter which place is acquired first.
 #[tokio::test]
 async fn closing_one_of_several_places_ends_the_wait_for_all() {
     let servers = [Server::start(), Server::start()];

@@ -1,4 +1,4 @@
-//! The crate against real servers with the module, one file per concern.
+//! Tests of the crate against real servers with the module, one file per topic.
 
 mod beliefs;
 mod cancelling;
@@ -36,7 +36,7 @@ mod quorum;
 mod restarts;
 mod sentinels;
 mod several_locks;
-// The servers and plain connections of the module's own tests. Not all of it is used here.
+// The servers and plain connections of the module's own tests. Some of it is unused here.
 #[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]
 mod support;
@@ -53,7 +53,7 @@ use std::time::Duration;
 use rlock_client::{Client, Kind, Lock};
 use support::{Reply, Server};
 
-/// Far above anything that a healthy server needs.
+/// Far longer than a healthy server needs for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn url(server: &Server) -> String {
@@ -64,16 +64,16 @@ async fn connect(server: &Server) -> Client {
     Client::connect(&url(server)).await.expect("the server takes connections")
 }
 
-/// With a lease that is renewed, or one that is not.
+/// Sets a lease: one that the client renews, or a fixed one.
 fn leased<K: Kind>(lock: Lock<K>, lease: Duration, renews: bool) -> Lock<K> {
     if renews { lock.lease(lease) } else { lock.fixed_lease(lease) }
 }
 
-/// How many clients are connected to a server, besides the one that asks.
+/// The number of clients connected to a server, not counting this observer.
 fn connections(server: &Server) -> usize {
     let mut observer = server.client();
     let mut of_type = |kind: &str| observer.call(format!("CLIENT LIST TYPE {kind}")).text().lines().count();
-    // One on which somebody has waited is of the latter type.
+    // A connection on which a task has waited is of type `pubsub`.
     of_type("normal") + of_type("pubsub") - 1
 }
 
@@ -95,7 +95,7 @@ async fn eventually(mut condition: impl FnMut() -> bool) {
     tokio::time::timeout(PATIENCE, holds).await.expect("it comes true in time");
 }
 
-/// One of the numbers that the server keeps of a command: `calls`, or `rejected_calls`.
+/// One of the counters that the server keeps per command: `calls` or `rejected_calls`.
 fn command_stat(server: &Server, command: &str, name: &str) -> i64 {
     let all = server.client().call("INFO commandstats").text();
     let line = all.lines().find_map(|line| line.strip_prefix("cmdstat_")?.strip_prefix(command)?.strip_prefix(':'));
@@ -105,7 +105,7 @@ fn command_stat(server: &Server, command: &str, name: &str) -> i64 {
     line.and_then(number).unwrap_or(0)
 }
 
-/// Whether ACQUIRE has answered a token.
+/// Whether ACQUIRE returned a token.
 fn is_granted(answer: &Reply) -> bool {
     matches!(answer, Reply::Int(token) if *token > 0)
 }
