@@ -1,4 +1,4 @@
-//! What goes wrong for one hold, application callback or slot harms no other.
+//! A fault of one hold, application callback or slot does not affect the others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::cluster::{ON_FIRST, begin_to_move_slot_of_first, cluster};
 use crate::support::{Server, Stopwatch};
 use crate::{PATIENCE, command_stat, connect, eventually, url};
 
-/// The ids of the connections that commands are sent over.
+/// The ids of the connections that carry commands.
 fn command_connections(server: &Server) -> Vec<String> {
     let list = server.client().call("CLIENT LIST TYPE normal").text();
     let of_client = list.lines().filter(|line| line.contains("cmd=rlock."));
@@ -53,7 +53,8 @@ async fn run_returns_the_result_of_the_work_although_the_release_fails() {
     assert_eq!(result.await.expect("the work is done"), 42);
 }
 
-/// A hold with a short lease tries another connection soon. Those that are bound to the present one keep it.
+/// A hold with a short lease soon tries another connection. Holds with a session on the present
+/// connection keep it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_lease_does_not_end_the_sessions_of_other_holds() {
     let server = Server::start();
@@ -62,7 +63,7 @@ async fn a_short_lease_does_not_end_the_sessions_of_other_holds() {
     let short = client.lock("short").lease(Duration::from_millis(600)).acquire().await.expect("a free lock");
     tokio::task::block_in_place(|| server.while_stopped(|| std::thread::sleep(Duration::from_millis(1200))));
     short.lost().await;
-    // Time itself: what the server does about closed connections.
+    // Time itself: the server handles closed connections within it.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(bound.is_held());
     assert_eq!(server.client().holder("bound").map(|holder| holder.token as u64), Some(bound.token()));
@@ -89,13 +90,14 @@ async fn a_panic_in_metrics_does_not_stop_renewals() {
     kept.release().await.expect("it was held");
 }
 
-/// A request that waits in a slot that moves loses its channel, and no hold loses the connection that it is bound to.
+/// A request that waits in a slot that moves loses its channel, but no hold loses the connection to
+/// which its session is bound.
 #[tokio::test]
 async fn a_slot_that_moves_does_not_close_the_connection_of_other_slots() {
     let nodes = cluster().await;
     let client = crate::cluster::connect(&nodes[0]).await;
     let bound = client.lock("{b}other").session_grace(Duration::ZERO);
-    // Of another slot of the same node: CRC16 of "c" is 7365.
+    // A key in another slot of the same node: CRC16 of "c" is 7365.
     let bound = match bound.acquire().await {
         Ok(guard) => guard,
         Err(error) => panic!("{error}"),
@@ -135,7 +137,8 @@ fn blocking_guards_that_are_dropped_together_wait_together() {
     assert!(command_stat(&server, "RLOCK.RELEASE", "calls") >= 0);
 }
 
-/// An acquisition that was given up while the server was stopped is settled when it goes on, and not more than 1,000 of them are pending.
+/// An acquisition that was given up while the server was stopped is settled once the server
+/// resumes. At most 1,000 of these are pending.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_more_than_a_thousand_acquisitions_are_settled_at_a_time() {
     let server = Server::start();

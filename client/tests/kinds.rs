@@ -1,4 +1,4 @@
-//! Read-write locks, semaphores and several keys at once.
+//! Read-write locks, semaphores, and locks of several keys.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ async fn an_only_reader_upgrades_and_passes_those_who_wait() {
     assert!(reader.is_held());
 
     let other = lock.read().acquire().await.expect("shared");
-    // Others stand in the queue: who upgrades passes them.
+    // Others are in the queue: the upgrade passes them.
     let behind = [acquire(lock.write()), acquire(lock.write())];
     eventually(|| waiting(&server) == 2).await;
     let upgrading = tokio::spawn(async move { (reader.upgrade().await, reader) });
@@ -104,7 +104,8 @@ async fn a_circle_of_owners_is_refused_where_it_would_close() {
     let (_a, b) = (a.acquire().await.expect("free"), b.acquire().await.expect("free"));
     let waiter = acquire(client.lock("b").owner("alice"));
     eventually(|| waiting(&server) == 1).await;
-    // Somebody is ahead of him. He stands behind, where the server sees the circle.
+    // Another owner is first in the queue. This request waits behind it, and there the server
+    // detects the cycle.
     let ahead = acquire(client.lock("a"));
     eventually(|| waiting(&server) == 2).await;
     let closing = client.lock("a").owner("bob");
@@ -206,7 +207,7 @@ async fn one_of_several_that_is_taken_away_loses_all() {
     eventually(|| server.client().call("DBSIZE") == 0).await;
 }
 
-/// Everybody takes the places in the same order, in whichever order they were named.
+/// All tasks acquire the places in the same order, whatever order they named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_in_several_places_are_taken_in_one_order() {
     let servers = [Server::start(), Server::start()];
@@ -217,7 +218,7 @@ async fn locks_in_several_places_are_taken_in_one_order() {
     let lock = |first: usize| -> MultiLock { clients[first].multi_lock(["a", "b"]).and(&clients[1 - first], ["c"]) };
     let tasks: Vec<_> = (0..40)
         .map(|number| {
-            // Keys "a" and "b" are on different servers for odd and even ones, and so is "c".
+            // Keys "a" and "b" are on different servers for odd and even tasks, and so is "c".
             let all = lock(number % 2).and(&clients[number % 2], ["c"]).and(&clients[1 - number % 2], ["b", "a"]);
             tokio::spawn(async move { all.acquire().await?.release().await })
         })
@@ -245,7 +246,7 @@ async fn a_grant_that_too_few_replicas_have_is_given_back() {
     guard.release().await.expect("it was held");
 }
 
-/// A semaphore under many: its permits are never exceeded.
+/// A semaphore under load: its permits are never exceeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_are_never_exceeded() {
     const PERMITS: u32 = 5;
@@ -276,7 +277,7 @@ async fn permits_are_never_exceeded() {
     }
 }
 
-/// The one request of an owner does not wait for the other: they are for two modes.
+/// The owner's two requests do not wait for each other, because they are for different modes.
 #[tokio::test]
 async fn a_reader_that_waits_to_write_may_enter_again_meanwhile() {
     let server = Server::start();
@@ -294,7 +295,7 @@ async fn a_reader_that_waits_to_write_may_enter_again_meanwhile() {
     again.expect("a re-entry").release().await.expect("it was held");
 }
 
-/// Whoever hears that one is not free may ask for the others at once.
+/// A caller that learns that one lock is taken may immediately request the others.
 #[tokio::test]
 async fn what_was_had_in_one_place_is_given_back_before_it_is_told_that_another_one_is_not_free() {
     let servers = [Server::start(), Server::start()];
@@ -310,7 +311,8 @@ async fn what_was_had_in_one_place_is_given_back_before_it_is_told_that_another_
     assert!(servers[0].client().holder("k").is_none());
 }
 
-/// The first copy has not arrived, so it has ended nothing, and who has lost one of them is told so.
+/// The first copy did not arrive, so it released nothing. If one of the holds was lost, the caller
+/// gets an error.
 #[tokio::test]
 async fn a_release_of_several_that_is_repeated_says_that_one_was_lost() {
     let server = Server::start();
@@ -330,8 +332,8 @@ async fn a_release_of_several_that_is_repeated_says_that_one_was_lost() {
     }
 }
 
-/// Between the grant and the question something happens to the server: what a retry may mend is waited for, and anything else is told as
-/// what it is.
+/// Something happens to the server between the grant and the request that checks the replicas. The
+/// client retries what a retry may fix, and reports any other error as it is.
 #[tokio::test]
 async fn why_replicas_could_not_be_asked_is_told() {
     for (happening, may_be_mended) in

@@ -1,4 +1,4 @@
-//! What is seen of locks from outside, holds that change hands, and errors that name what is missing.
+//! Observing locks, handing holds over to other owners, and errors that name what is missing.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ async fn a_note_is_shown_with_its_holder_or_waiter() {
     let next = waiter.await.expect("no panic").expect("a grant");
     assert_eq!(note_of("k").await.as_deref(), Some(b"host-2".as_slice()));
 
-    // Who takes it over may have a note of its own.
+    // The owner that takes the hold over may have a note of its own.
     let detached = next.detach().await.expect("it is held");
     let taken_over = client.lock("k").attach(&detached).await.expect("it is held");
     assert_eq!(note_of("k").await.as_deref(), Some(b"host-2".as_slice()));
@@ -117,7 +117,7 @@ async fn work_runs_under_a_lock_and_no_longer_than_it_is_held() {
     let short = client.lock("k").fixed_lease(Duration::from_millis(200));
     let lost = short.run(async |_| std::future::pending::<()>().await).await;
     assert!(matches!(lost, Err(Error::Lost)));
-    // It can be a task.
+    // `run` can be spawned as a task.
     let task = tokio::spawn(async move { lock.run(async |guard| guard.token()).await });
     assert!(task.await.expect("no panic").expect("a grant") > 0);
 }
@@ -163,7 +163,7 @@ async fn a_server_with_too_many_waiters_is_named() {
 
 #[tokio::test]
 async fn a_server_without_the_module_is_named() {
-    // A sentinel is a server without it.
+    // A Sentinel is a server without the module.
     let server = Server::start();
     let sentinels = Sentinels::of(server.port(), 0);
     let url = format!("redis://127.0.0.1:{}/", sentinels.ports().next().expect("one"));

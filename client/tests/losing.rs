@@ -1,4 +1,4 @@
-//! A holder hears of its loss.
+//! A holder learns of its loss.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
     assert!(matches!(guard.release().await, Err(Error::Lost)));
 }
 
-/// A lease that is over before anybody can have heard of it. Counted are requests, of which a thousand would be sent if there were no pauses.
+/// The lease expires before any client can have received the grant. The test counts requests:
+/// without pauses, there would be a thousand.
 #[tokio::test]
 async fn a_lease_that_is_always_over_too_soon_is_asked_for_with_pauses() {
     let server = Server::start();
@@ -78,7 +79,7 @@ async fn a_session_that_lost_its_connection_is_bound_to_the_next_one() {
     guard.release().await.expect("it was held");
 }
 
-/// It has to be bound to the next connection, which is done by a renewal. That is not one of its lease.
+/// A renewal binds the session to the next connection. It does not extend the lease.
 #[tokio::test]
 async fn timed_a_hold_that_is_not_renewed_does_not_live_longer_for_a_lost_connection() {
     let server = Server::start();
@@ -100,12 +101,13 @@ async fn timed_a_hold_that_is_not_renewed_does_not_live_longer_for_a_lost_connec
 async fn a_session_without_grace_ends_with_its_connection() {
     let server = Server::start();
     let client = connect(&server).await;
-    // After the first second nobody looks at it before the next renewal, which is nine seconds away.
+    // After the first second the client does not check the hold until the next renewal, 9 s away.
     for age in [Duration::ZERO, Duration::from_millis(1500)] {
         let guard = client.lock("k").session_grace(Duration::ZERO).acquire().await.expect("a free lock");
         tokio::time::sleep(age).await;
         kill_connections(&server);
-        // In a task of its own: a timeout would have it look once more when its time is over, and each look tells.
+        // Run it in a task of its own. A timeout around it would poll it once more when it elapses,
+        // and every poll detects the loss.
         let hearing = tokio::spawn(guard.lost());
         tokio::time::timeout(Duration::from_secs(4), hearing).await.expect("it hears of it at once").expect("no panic");
         assert!(server.client().holder("k").is_none());
@@ -114,15 +116,15 @@ async fn a_session_without_grace_ends_with_its_connection() {
 
 const GRACE: Duration = Duration::from_millis(200);
 
-/// For longer than a session with the grace outlives its connection.
+/// Stays cut off for longer than a session with this grace outlives its connection.
 async fn stay_cut_off(server: &Server, proxy: &Proxy) {
     proxy.set(cuts_all);
     kill_connections(server);
     tokio::time::sleep(GRACE * 3).await;
 }
 
-/// A hold has one session, also for those of its guards that have not asked for one: a handle that knows the owner, and one that takes over what
-/// another client has left.
+/// A hold has one session. It also applies to guards that did not ask for one: those of a handle
+/// for the same owner, and those that take over a hold that another client has left.
 #[tokio::test]
 async fn no_guard_outlives_the_session_that_another_handle_has_named() {
     let server = Server::start();
@@ -141,7 +143,7 @@ async fn no_guard_outlives_the_session_that_another_handle_has_named() {
     assert!(!first.is_held());
 }
 
-/// The guard that was there first relies on its lease alone.
+/// The earlier guard relies on its lease alone.
 #[tokio::test]
 async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier_guard() {
     let server = Server::start();
@@ -164,7 +166,8 @@ async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier
     third.release().await.expect("it was held");
 }
 
-/// The demoted master keeps its connections and answers. At the new one the session counts as closed.
+/// The demoted master keeps its connections and answers. At the new master the session counts as
+/// closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_at_a_demoted_master_is_lost_before_another_owner_gets_the_lock() {
     let master = Server::start();

@@ -1,4 +1,5 @@
-//! A reply that is lost with its connection: the request was executed, and its sender does not know.
+//! A reply is lost with its connection: the server executed the request, and the client does not
+//! know.
 
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ async fn a_lock_is_kept_closed_once() {
     assert!(is_kept(&server, "k"));
     assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
 
-    // It is open, and held by the next one, before the request is sent again.
+    // The lock opens and is granted to the next owner before the request is repeated.
     let guard = client.lock("k").acquire().await.expect("free");
     let mut next = server.client();
     thief.steal_next_and(move || {
@@ -101,7 +102,8 @@ async fn permits_and_several_keys_are_counted_once() {
     assert_eq!(server.client().call("EXISTS k l"), 0);
 }
 
-/// The lease counts from the sending, so it is over when the reply arrives. Somebody who waits for the lock goes on waiting.
+/// The lease counts from when the request was sent, so it has expired when the reply arrives. A
+/// caller that waits for the lock keeps waiting.
 #[tokio::test]
 async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
     let server = Server::start();
@@ -109,7 +111,7 @@ async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
     let client = proxy.client().await;
     let lease = Duration::from_millis(500);
     let lock = client.lock("k").fixed_lease(lease);
-    // So that nothing else is to be answered before the next request.
+    // After this, no other answer is pending before the next request.
     lock.acquire().await.expect("a free lock").release().await.expect("it was held");
     let next_is_late = || next_is_late(&proxy, lease * 2);
     next_is_late();
@@ -119,7 +121,7 @@ async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
     guard.release().await.expect("it was held");
 }
 
-/// What comes next to the client comes late.
+/// The next data to the client arrives late.
 fn next_is_late(proxy: &Proxy, late_by: Duration) {
     let mut is_late = false;
     proxy.set(move |direction, _| match direction == Direction::ToClient && !std::mem::replace(&mut is_late, true) {
@@ -128,7 +130,8 @@ fn next_is_late(proxy: &Proxy, late_by: Duration) {
     });
 }
 
-/// So does a renewal, by hand or by the keeper: what was on its way for long is older than it looks.
+/// The same holds for a renewal, whether manual or automatic: a late answer does not make the lease
+/// last longer.
 #[tokio::test]
 async fn a_renewal_that_is_heard_of_late_counts_from_its_sending() {
     let server = Server::start();
@@ -153,7 +156,7 @@ async fn a_renewal_that_is_heard_of_late_counts_from_its_sending() {
     assert!(valid_for <= lease - late_by, "{valid_for:?}");
 }
 
-/// The first reply is that of INFO, which says of what kind the lock is.
+/// The first reply is that of INFO, which names the kind of the lock.
 #[tokio::test]
 async fn a_forced_release_hits_one_holder() {
     let server = Server::start();
@@ -187,7 +190,7 @@ async fn a_forced_release_hits_one_holder() {
     assert!(owner == "third" && third > second);
 }
 
-/// A server whose memory is full refuses the request that is sent again, without a look at what it was granted.
+/// A server with full memory refuses the repeated request without checking what it granted.
 #[tokio::test]
 async fn what_was_granted_before_the_memory_was_full_is_taken_back() {
     let server = Server::start();
@@ -207,7 +210,7 @@ async fn what_was_granted_before_the_memory_was_full_is_taken_back() {
         });
         let outcome = match way {
             "try" => lock.try_acquire().await.map(drop),
-            // Waits outlast it.
+            // Waits continue while the memory is full.
             "wait" => lock.acquire_timeout(Duration::from_secs(1)).await.map(drop),
             _ => semaphore.draining().fixed_lease(lease).take().await.map(drop),
         };
@@ -220,7 +223,8 @@ async fn what_was_granted_before_the_memory_was_full_is_taken_back() {
     }
 }
 
-/// The connection that a release was lost with has ended the hold, and so may one before it have that closed unnoticed.
+/// The release was lost with its connection, which may have ended the hold. An earlier connection
+/// may also have closed unnoticed and ended it.
 #[tokio::test]
 async fn a_lost_release_of_a_hold_that_ends_with_its_connection_is_no_proof() {
     let server = Server::start();

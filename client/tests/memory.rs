@@ -1,10 +1,12 @@
-//! What is allocated, counted per thread: on a runtime with one thread, other tests do not disturb the count.
+//! Counts allocated bytes per thread. On a single-threaded runtime, other tests do not disturb the
+//! count.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Bytes that this thread has allocated and not freed. Negative when it frees what others have allocated.
+    /// Bytes that this thread has allocated and not freed. Negative if it frees memory that other
+    /// threads allocated.
     static LIVE: Cell<isize> = const { Cell::new(0) };
 }
 
@@ -14,7 +16,7 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 fn count(change: isize) {
-    // When a thread ends, its counter may be gone before its last allocation is.
+    // When a thread ends, its counter may be destroyed before its last deallocation.
     let _ = LIVE.try_with(|live| live.set(live.get() + change));
 }
 
@@ -22,11 +24,12 @@ fn size(layout: Layout) -> isize {
     isize::try_from(layout.size()).unwrap_or(isize::MAX)
 }
 
-// SAFETY: all is passed on to the system's allocator as it came.
+// SAFETY: every call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(size(layout));
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is that of the system's
+        // allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -37,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// How many bytes this thread has allocated and not freed.
+/// Bytes that this thread has allocated and not freed.
 pub fn live_bytes() -> isize {
     LIVE.with(Cell::get)
 }

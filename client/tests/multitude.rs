@@ -1,4 +1,5 @@
-//! Very many tasks of one process that wait: over one connection, each in the server's own queue, and each is served.
+//! Very many tasks of one process wait over one connection, each in the server's queue, and each is
+//! served.
 
 use std::time::Duration;
 
@@ -7,10 +8,10 @@ use tokio::task::JoinSet;
 use crate::support::{Server, at_length};
 use crate::{command_stat, connect, connections, eventually};
 
-/// Each lock is waited for by a hundred of them.
+/// Each lock has a hundred waiters.
 const WAITERS_OF_EACH: usize = 100;
 
-/// The long form: `make client-faults`.
+/// The number of tasks. `make client-faults` runs the long form.
 fn tasks() -> usize {
     at_length(10_000, 100_000)
 }
@@ -19,7 +20,7 @@ fn key(number: usize) -> String {
     format!("k{}", number / WAITERS_OF_EACH)
 }
 
-/// Nobody's lease ends while the others come.
+/// No lease expires while other tasks start.
 const LEASE_MS: u64 = 3_600_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,6 +55,6 @@ async fn very_many_tasks_wait_over_one_connection_and_each_asks_once() {
     let of_holder = expected / i64::try_from(WAITERS_OF_EACH).expect("a number");
     assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), expected + of_holder, "each has asked once");
     eventually(|| server.client().call("DBSIZE") == 0).await;
-    // It is a client like any other after that.
+    // Afterwards the client still works as usual.
     connect(&server).await.lock("k0").acquire().await.expect("free").release().await.expect("it was held");
 }

@@ -1,5 +1,6 @@
-//! Requests that nobody needs are not sent: what the server has said need not be asked for again, and what it was never asked for need not be taken
-//! back. A lock that is asked for once more may be granted for a moment, to somebody who does not want it.
+//! The client sends no needless requests. It does not ask again for what the server has already
+//! answered, and does not cancel a request that it never sent. Otherwise a repeated request could
+//! be granted for a moment to a caller that no longer wants the lock.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ async fn several_locks_of_which_one_is_not_free_are_asked_for_once() {
     assert_eq!(calls(&server, "RLOCK.MACQUIRE"), 1);
 }
 
-/// The server has said that it waited, so it was granted nothing.
+/// The server has answered that the request was still waiting, so it granted nothing.
 #[tokio::test]
 async fn several_locks_that_are_waited_for_no_more_are_not_asked_for_one_by_one() {
     let server = Server::start();
@@ -39,7 +40,8 @@ async fn several_locks_that_are_waited_for_no_more_are_not_asked_for_one_by_one(
     assert_eq!((calls(&server, "RLOCK.MACQUIRE"), calls(&server, "RLOCK.ACQUIRE")), (1, 1), "and that of the stranger");
 }
 
-/// The answer to the first copy was lost. That its time is over is said of both.
+/// The answer to the first copy was lost. The timeout that the server reports applies to both
+/// copies.
 #[tokio::test]
 async fn a_wait_whose_time_is_over_is_not_taken_back_also_if_it_was_sent_twice() {
     let server = Server::start();

@@ -1,4 +1,5 @@
-//! A future that is polled a few times and then left alone is in nobody's way: its owner is busy with something else, and will come back to it.
+//! A future that is polled a few times and then left alone does not block other callers: its task
+//! is busy with something else, and will poll it again later.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -9,10 +10,11 @@ use rlock_client::Client;
 use crate::support::Server;
 use crate::{PATIENCE, connect};
 
-/// How often a future is polled before it is left alone: further than its first steps nobody waits for it.
+/// How often a future is polled before it is left alone. Other callers do not wait for it once it
+/// is past its first steps.
 const POLLS: usize = 4;
 
-/// Polls a future so often, with time in between for what it waits for.
+/// Polls a future this many times, with pauses in which its I/O can make progress.
 async fn neglect<F: Future>(future: &mut Pin<Box<F>>, polls: usize) {
     for _ in 0..polls {
         if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
@@ -22,10 +24,11 @@ async fn neglect<F: Future>(future: &mut Pin<Box<F>>, polls: usize) {
     }
 }
 
-/// Begins something with a client, and leaves it after some polls: whoever wants another lock by the same client is granted it.
+/// Starts an operation with a client and abandons it after a few polls. Another lock of the same
+/// client must still be granted.
 async fn holds_up_nobody<F: Future>(server: &Server, begin: impl Fn(Client) -> F) {
     for polls in 1..=POLLS {
-        // Whoever is the first to want something of a connection prepares it for all.
+        // The first caller that needs a connection prepares it for all.
         let client = connect(server).await;
         let mut begun = Box::pin(begin(client.clone()));
         neglect(&mut begun, polls).await;
@@ -47,7 +50,7 @@ async fn events_that_nobody_begins_to_follow() {
     holds_up_nobody(&server, |client| async move { client.observe("k").events().await }).await;
 }
 
-/// The hold goes on to be renewed by itself.
+/// The hold is still renewed automatically.
 #[tokio::test]
 async fn a_renewal_of_which_nobody_hears() {
     let server = Server::start();
@@ -56,7 +59,7 @@ async fn a_renewal_of_which_nobody_hears() {
     let guard = client.lock("k").lease(lease).acquire().await.expect("a free lock");
     let mut renewing = Box::pin(guard.renew());
     neglect(&mut renewing, 1).await;
-    // Time itself: a hold that nobody renews is over by then.
+    // Time itself: without renewal the hold would have expired by then.
     tokio::time::sleep(lease * 2).await;
     assert!(guard.is_held());
 }

@@ -1,4 +1,4 @@
-//! Connections that are lost, and servers that start again.
+//! Lost connections, and servers that restart.
 
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
     }
 }
 
-/// What asks whether the server lives is kept waiting as well, and so the connection is given up meanwhile.
+/// The pause also delays the request that checks whether the server is alive, so the client
+/// replaces the connection meanwhile.
 #[tokio::test]
 async fn a_waiter_outlasts_a_pause_of_writes() {
     let server = Server::start();
@@ -58,7 +59,7 @@ async fn a_waiter_outlasts_a_pause_of_writes() {
 #[tokio::test]
 async fn a_wait_that_goes_on_over_another_connection_asks_for_what_is_left_of_its_time() {
     let server = Server::start();
-    // It records each command then, with its arguments.
+    // The slow log now records each command with its arguments.
     server.client().call("CONFIG SET slowlog-log-slower-than 0");
     server.client().call("CONFIG SET slowlog-max-len 1000");
     let client = connect(&server).await;
@@ -92,7 +93,7 @@ fn waits_asked_for_ms(server: &Server) -> Vec<u64> {
     records.array().iter().rev().filter_map(asked).collect()
 }
 
-/// As after a failover, until somebody names the new master.
+/// This happens after a failover, until a Sentinel names the new master.
 #[tokio::test]
 async fn a_server_that_is_no_master_for_a_while_is_asked_again() {
     let server = Server::start();
@@ -105,7 +106,8 @@ async fn a_server_that_is_no_master_for_a_while_is_asked_again() {
     outcome.expect("a grant").release().await.expect("it was held");
 }
 
-/// 50 waiting and 50 holding tasks; every connection is killed again and again. No hold is counted twice, and none stays.
+/// 50 waiting and 50 holding tasks, while every connection is killed repeatedly. No hold is counted
+/// twice, and none is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_connections_neither_double_nor_leave_a_hold() {
     let server = Server::start();
@@ -139,7 +141,8 @@ async fn killed_connections_neither_double_nor_leave_a_hold() {
     assert!(connections(&server) <= 2);
 }
 
-/// A server on the same port that has forgotten all. Waiters carry on, and the holder hears of its loss.
+/// A new server on the same port, without any data. Waiters continue, and the holder learns of its
+/// loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_a_restart_nobody_hangs() {
     let mut server = Server::start();
@@ -172,7 +175,8 @@ async fn without_a_server_a_request_fails_after_the_time_for_retries() {
     server.restart();
 }
 
-/// Who waits for a connection waits together with the others, and not for one attempt after the other.
+/// Requests that need a connection wait for the same attempt, rather than for one attempt after the
+/// other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn timed_requests_to_a_server_that_hangs_end_together() {
     let server = Server::start();
@@ -197,28 +201,30 @@ async fn timed_requests_to_a_server_that_hangs_end_together() {
     });
 }
 
-/// A request does not wait for a connection beyond its own time. The attempt goes on, and the next request finds what it has made.
+/// A request waits for a connection no longer than its own timeout. The attempt continues, and the
+/// next request uses its connection.
 #[tokio::test]
 async fn timed_a_request_does_not_wait_for_a_connection_that_takes_longer() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client =
         Client::builder().command_timeout(Duration::from_millis(700)).connect(&proxy.url()).await.expect("a server");
-    // Connecting takes two seconds now.
+    // From now on connecting takes 2 s.
     proxy.set(|_, _| Fate::Delay(Duration::from_millis(500)));
     kill_connections(&server);
     let watch = Stopwatch::start();
     let outcome = client.lock("k").try_acquire().await;
     assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
     watch.assert_took_ms(0..1500, "a request that is sent again for 700 ms");
-    // Time itself: the attempt comes to its end in it.
+    // Time itself: the attempt completes within it.
     tokio::time::sleep(Duration::from_secs(2)).await;
     proxy.clear();
     client.lock("k").acquire().await.expect("a free lock").release().await.expect("it was held");
     assert_eq!(connections(&server), 2);
 }
 
-/// One of the places has been taken when the other one is not to be had in time, and no server answers there any more.
+/// One of the places has been acquired when the time for the other one runs out, and its server no
+/// longer answers.
 #[tokio::test]
 async fn timed_several_places_that_cannot_be_had_in_time_are_given_up_in_time() {
     let servers = [Server::start(), Server::start()];

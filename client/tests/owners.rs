@@ -1,4 +1,4 @@
-//! Owners that the user has named: a hold of one life is not that of another.
+//! Owners named by the user: a hold of one life is not mistaken for that of another.
 
 use std::time::Duration;
 
@@ -8,12 +8,14 @@ use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
 
-/// How many commands of this name the server has answered, those that it refused included.
+/// The number of commands of this name that the server has answered, including those that it
+/// refused.
 fn answered(server: &Server, command: &str) -> i64 {
     command_stat(server, command, "calls") + command_stat(server, command, "rejected_calls")
 }
 
-/// The lease ends while nobody has heard of the release: another owner may have held when it is sent again.
+/// The lease expires before the client gets an answer to its release. Another owner may have held
+/// the lock by the time the release is repeated.
 #[tokio::test]
 async fn a_release_that_came_after_the_lease_says_so_also_when_it_was_repeated() {
     let server = Server::start();
@@ -38,7 +40,7 @@ async fn a_reader_whose_hold_was_lost_does_not_become_the_writer() {
     let server = Server::start();
     let client = connect(&server).await;
     let reader = client.rw_lock("k").read().acquire().await.expect("a free lock");
-    // Somebody else may have written in between.
+    // Another owner may have written in between.
     server.client().call("RRWLOCK.FORCERELEASE k");
     let outcome = reader.upgrade().await;
     assert!(matches!(outcome, Err(Error::Lost)), "{outcome:?}");
@@ -66,7 +68,7 @@ async fn whoever_asks_for_replicas_gets_them_for_upgrade_and_downgrade_too() {
     }
 }
 
-/// A request id that no clock explains is the matter of this one lock.
+/// A request id far in the future affects only the lock on which it was used.
 #[tokio::test]
 async fn the_ids_of_a_stranger_do_no_harm_to_other_locks() {
     let server = Server::start();
@@ -77,7 +79,8 @@ async fn the_ids_of_a_stranger_do_no_harm_to_other_locks() {
     client.lock("other").acquire().await.expect("a free lock").release().await.expect("it was held");
 }
 
-/// An owner stands for one thread of control, so one of two that wait in its name has to go. It is told why.
+/// An owner stands for one thread of control, so if two requests wait under its name, one must
+/// fail. Its error gives the reason.
 #[tokio::test]
 async fn two_clients_that_wait_in_one_name_do_not_both_wait() {
     let server = Server::start();
@@ -98,7 +101,7 @@ async fn two_clients_that_wait_in_one_name_do_not_both_wait() {
     later.await.expect("no panic").expect("a grant").release().await.expect("it was held");
 }
 
-/// Two clients that supersede each other by turns would do nothing else.
+/// Otherwise the two clients would supersede each other forever.
 #[tokio::test]
 async fn of_two_clients_that_wait_in_one_name_the_earlier_asks_no_more() {
     let server = Server::start();
@@ -146,7 +149,7 @@ async fn databases_of_one_server_are_two_places() {
     guard.release().await.expect("it was held");
 }
 
-/// Otherwise the two would wait for each other, or be told so.
+/// Otherwise the two would wait for each other, or the server would report a deadlock.
 #[tokio::test]
 async fn a_lock_that_was_dropped_is_not_held_while_its_owner_waits_for_several() {
     let server = Server::start();

@@ -1,7 +1,8 @@
-//! A lock on five independent servers, and networks that fall apart at random.
+//! A lock on five independent servers, over networks that partition at random.
 //!
-//! Each client reaches each server by a way of its own. A way that is closed holds up what is sent, as TCP does, and delivers it when it is
-//! open again, or loses it in one direction. Nobody believes in a hold besides somebody else who does, and tokens rise.
+//! Each client has a separate path to each server. A blocked path holds data back, as TCP does, and
+//! delivers it when it opens again, or loses it in one direction. No two guards that exclude each
+//! other are held at once, and tokens rise.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,16 +20,16 @@ use crate::{eventually, url};
 
 const LEASE: Duration = Duration::from_millis(400);
 
-/// How many times the network changes. The long form: `make client-faults`.
+/// The number of times that the network changes. `make client-faults` runs the long form.
 fn changes() -> usize {
     at_length(60, 3000)
 }
 
-/// A way from one client to one server.
+/// The state of the path from one client to one server.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Open,
-    /// All is held up in both directions.
+    /// Data is held back in both directions.
     Stalled,
     /// Requests arrive, and replies are lost.
     Deaf,
@@ -39,7 +40,7 @@ enum Way {
 }
 
 impl Way {
-    /// Open more often than not, so that there mostly is a majority for somebody.
+    /// Open more often than not, so that some client usually reaches a majority.
     fn random(random: &mut StdRng) -> Way {
         match random.random_range(0..12) {
             0 | 1 => Way::Stalled,
@@ -60,7 +61,7 @@ impl Way {
     }
 }
 
-/// A client with a way to each server.
+/// A client with a path to each server.
 struct Party {
     quorum: Quorum,
     ways: Vec<Proxy>,
@@ -80,7 +81,7 @@ impl Party {
     }
 }
 
-/// Acquires, holds for longer than a lease now and then, and gives up, until it is stopped.
+/// Acquires and releases until it is stopped. Sometimes it holds for longer than a lease.
 async fn compete(
     quorum: Quorum,
     register: Arc<Register>,
@@ -108,7 +109,7 @@ async fn compete(
         register.leave("k", &(guard.clone() as Arc<dyn Belief>));
         let guard: QuorumGuard = Arc::into_inner(guard).expect("the register has let it go");
         if random.random() {
-            // Whoever has lost it hears so, and whoever reaches no majority.
+            // The release fails if the hold was lost, or if the client reaches no majority.
             match guard.release().await {
                 Ok(()) | Err(Error::Lost | Error::Unavailable { .. } | Error::NoQuorum { .. }) => {}
                 Err(error) => panic!("a release: {error}"),
@@ -132,8 +133,8 @@ async fn over_random_partitions_no_two_believe_in_a_quorum() {
         competing.push(tokio::spawn(compete(quorum, register, losses.clone(), random, stop.clone())));
         parties.push(party);
     }
-    // A campaign without holds shows nothing, nor does one that spares them all. How many there are in a given time is a matter of the
-    // machine, so it goes on until there are enough.
+    // A campaign proves nothing if no client holds the lock, or if no client loses it. The rates
+    // depend on the machine, so the campaign continues until there are enough of both.
     let is_enough = || register.believed() > changes() / 10 && losses.load(Ordering::Relaxed) > changes() / 1000;
     let mut changed = 0;
     while changed < changes() || !is_enough() {
@@ -141,7 +142,7 @@ async fn over_random_partitions_no_two_believe_in_a_quorum() {
         changed += 1;
         let party = &parties[random.random_range(0..parties.len())];
         match random.random_range(0..4) {
-            // Somebody is cut off from any majority, who may be the holder.
+            // Cuts off one client from any majority. It may be the holder.
             0 => party.ways[..3].iter().for_each(|way| way.set(|direction, _| Way::Stalled.fate(direction))),
             1 => party.ways.iter().for_each(Proxy::clear),
             _ => {
@@ -162,7 +163,7 @@ async fn over_random_partitions_no_two_believe_in_a_quorum() {
         eventually(|| server.client().call("DBSIZE") == 0).await;
         eventually(|| server.client().info_number("rlock_waiting") == 0).await;
     }
-    // When the networks are whole again, everybody can have it.
+    // When the networks work again, every client can acquire the lock.
     let urls: Vec<_> = servers.iter().map(url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
     let whole = Quorum::connect(&Client::builder(), &urls).expect("addresses");

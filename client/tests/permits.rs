@@ -1,4 +1,4 @@
-//! Permits that are given back in parts, and taken all at once on terms.
+//! Permits that are returned in parts, and drains with a lease or other terms.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn permits_are_given_back_in_parts() {
     five.release_some(1).await.expect("it is held");
     let three = waiter.await.expect("no panic").expect("a grant");
     five.renew().await.expect("two are held");
-    // The rest, and not as many as were taken first.
+    // Releases the rest, which is fewer than the number acquired.
     five.release().await.expect("two were held");
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(2));
     drop(three);
@@ -39,7 +39,8 @@ async fn permits_are_given_back_in_parts() {
     assert!(!all.is_held(), "the server has told it");
 }
 
-/// Whoever stops waiting for it does not lose count, and connections that are lost do not give anything back twice.
+/// A caller that stops waiting for the answer does not lose count, and a lost connection does not
+/// return permits twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn giving_back_in_parts_is_done_once_whatever_happens() {
     let server = Server::start();
@@ -49,7 +50,7 @@ async fn giving_back_in_parts_is_done_once_whatever_happens() {
     let guard = semaphore.permits(40).acquire().await.expect("all are free");
     for round in 0..30 {
         if round % 2 == 0 {
-            // It is dropped where it is.
+            // The future is dropped wherever it is.
             drop(tokio::time::timeout(Duration::from_micros(round * 20), guard.release_some(1)).await);
         } else {
             let (given, ()) = tokio::join!(guard.release_some(1), async { kill_connections(&server) });
@@ -62,7 +63,8 @@ async fn giving_back_in_parts_is_done_once_whatever_happens() {
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(40));
 }
 
-/// Nobody waits for the first answer any more. The release of the rest comes behind it, and knows how many there are.
+/// No caller waits for the first answer. The release of the rest is sent after it, with the right
+/// number of permits.
 #[tokio::test]
 async fn the_rest_is_released_after_a_part_that_was_dropped() {
     let server = Server::start();
@@ -83,7 +85,7 @@ async fn the_rest_is_released_after_a_part_that_was_dropped() {
     }
 }
 
-/// Nobody tries to give back what the end of the lease has taken.
+/// When the lease has expired, the client does not try to return these permits.
 #[tokio::test]
 async fn a_part_that_no_server_takes_is_given_up_with_the_hold() {
     let mut server = Server::start();
@@ -115,7 +117,7 @@ async fn draining_has_terms() {
     let short = semaphore.draining().fixed_lease(Duration::from_millis(300));
     let (_, guard) = short.take().await.expect("an answer").expect("two are free");
     guard.lost().await;
-    // The server counts a little longer.
+    // The server's lease lasts a little longer than the client's.
     drop(guard.release().await);
     assert_eq!(command_stat(&server, "RSEMAPHORE.RENEW", "calls"), 0, "with a lease nothing is renewed");
     let (_, guard) =
@@ -140,7 +142,8 @@ async fn a_drain_whose_permits_cannot_be_looked_at_gives_them_back() {
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(5));
 }
 
-/// The release of a dropped guard comes before what its owner asks for next. Otherwise the owner would wait for itself.
+/// The release of a dropped guard is sent before the owner's next request. Otherwise the owner
+/// would wait for itself.
 #[tokio::test]
 async fn permits_that_were_dropped_can_be_taken_again_by_their_owner() {
     let server = Server::start();

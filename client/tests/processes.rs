@@ -1,4 +1,4 @@
-//! Holders whose process is killed or stopped. The processes are those of the examples.
+//! Holders whose process is killed or stopped. The processes are the examples.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use crate::child::Child;
 use crate::support::{Server, Stopwatch, eventually};
 use crate::{PATIENCE, url};
 
-/// What the candidates ask for: a leader that the machine keeps from running for so long resigns, which is not what is tested here.
+/// The session grace of the candidates. A leader that the machine keeps from running for this long
+/// resigns, which is not what these tests check.
 const GRACE: Duration = Duration::from_millis(600);
 
-/// A death is to be felt in that time, but for the lateness of the machine.
+/// The next candidate leads within this time after a death, plus the lateness of the machine.
 const FELT_WITHIN: Duration = Duration::from_millis(700);
 
 const DEATHS: u32 = 6;
@@ -45,7 +46,7 @@ fn timed_a_session_passes_on_soon_after_its_process_was_killed() {
     eprintln!("another process held after so long, on a machine that was late by so much: {took:?}");
     // The grace counts from the end of the connection, which comes after the kill.
     assert!(took.iter().all(|(time, _)| *time >= GRACE), "{took:?}");
-    // One in a while takes longer.
+    // Some take longer, so it is enough if one is in time.
     assert!(took.iter().any(|(time, lateness)| *time < FELT_WITHIN + *lateness), "{took:?}");
     // The lease of 30 s would end between 20 s and 30 s later.
     assert!(took.iter().all(|(time, lateness)| *time < Duration::from_secs(5) + *lateness), "{took:?}");
@@ -62,12 +63,12 @@ impl Workplace {
         Workplace { server: Server::start(), folder: tempfile::tempdir().expect("a folder") }
     }
 
-    /// A worker with fencing, on a lease of 1 s that is renewed.
+    /// A worker with fencing and a lease of 1 s, which the client renews.
     fn worker(&self, step_ms: &str) -> Child {
         Child::run("fencing", &[&url(&self.server), self.folder.path().to_str().expect("a name"), step_ms])
     }
 
-    /// What has been written, by token.
+    /// The tokens of the writes in the store.
     fn tokens_in_store(&self) -> Vec<u64> {
         let results = std::fs::read_to_string(self.folder.path().join("results")).unwrap_or_default();
         let token = |line: &str| line.split(':').next().and_then(|token| token.parse().ok()).expect("a token");
@@ -90,23 +91,25 @@ fn timed_without_a_session_a_lock_passes_on_at_the_end_of_the_lease() {
     let left_ms = place.server.client().holder("example:fencing").expect("it is held").lease_ms.unsigned_abs();
     holder.kill();
     next.wait_for("holds");
-    // What is left is told in whole milliseconds. The last renewal may have been under way.
+    // The server reports the remaining time in whole milliseconds. The last renewal may have been
+    // in progress.
     watch.assert_took_ms(left_ms.saturating_sub(2)..3000, "what was left of the lease");
     next.wait_for_end();
 }
 
-/// How much time of processors a process uses within a span.
+/// The CPU time that a process uses within a span.
 #[track_caller]
 fn used_within(span: Duration, process: &Child) -> Duration {
     let before = process.processor_time();
-    // Time itself: it has nothing to do meanwhile.
+    // Time itself: the process has nothing to do meanwhile.
     std::thread::sleep(span);
     process.processor_time() - before
 }
 
 #[test]
 fn who_only_holds_uses_no_processor() {
-    // The server tells of what happens to keys, and a hold that has lived for a second is listened to.
+    // The server publishes keyspace events, and a hold that is 1 s old subscribes to those of its
+    // key.
     let server = Server::with(&["notify-keyspace-events KA"]);
     let mut leader = Child::run("leader_election", &[&url(&server), "0", VERY_LONG_MS]);
     leader.wait_for("leads");
@@ -125,8 +128,8 @@ fn whose_renewal_is_not_answered_uses_no_processor() {
     assert!(used < Duration::from_millis(150), "{used:?} of 900 ms, of which two thirds were a renewal");
 }
 
-/// Stops a worker when it says these words, lets another one do all its work, and lets the first go on. Hands out what that one
-/// says then, and the token of the other.
+/// Stops a worker when it prints these words, lets another worker do all its work, and resumes the
+/// first. Returns what the first prints then, and the token of the other.
 #[track_caller]
 fn overtaken_at(words: &str) -> (Vec<String>, u64) {
     let place = Workplace::new();

@@ -1,7 +1,8 @@
-//! A network that misbehaves as it is told: it stands between clients and a server on loopback.
+//! A faulty network between clients and a server on loopback.
 //!
-//! Each piece of bytes that arrives in either direction asks the *weather* for its fate. The two directions of a connection go their own
-//! ways, as they do on a network: what was sent before a connection closed may arrive after that.
+//! For each piece of data that arrives in either direction, the proxy asks the *weather* for its
+//! fate. The two directions of a connection are independent, as on a real network: data sent before
+//! a connection closed may arrive after that.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,25 +15,28 @@ use tokio::sync::watch;
 
 use crate::support::Server;
 
-/// Which way a piece goes.
+/// The direction of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     ToServer,
     ToClient,
 }
 
-/// What becomes of a piece.
+/// The fate of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Pass,
-    /// It arrives later, and so does all that follows it, in order. What has not arrived when its sender closes the connection never does.
+    /// It arrives later, and so does all data behind it, in order. Data that has not arrived when
+    /// its sender closes the connection is lost.
     Delay(Duration),
-    /// It arrives when the weather is next changed, even if its sender has closed the connection long before.
+    /// It arrives when the weather changes next, even if its sender closed the connection long
+    /// before.
     Stall,
-    /// Only so many bytes of it arrive. Then the connection is cut in both directions.
+    /// Only this many bytes of it arrive. Then the connection is cut in both directions.
     CutAfter(usize),
-    /// It is swallowed, and so is all that follows it in this direction, its end included. The other direction goes on. Both ends hear of it when the
-    /// weather is next changed: the connection is cut then.
+    /// It is swallowed, and so is all data behind it in this direction, including the close. The
+    /// other direction still works. When the weather changes next, the connection is cut and both
+    /// ends notice.
     Swallow,
 }
 
@@ -40,31 +44,31 @@ type Weather = Box<dyn FnMut(Direction, usize) -> Fate + Send>;
 
 struct Sky {
     weather: Mutex<Weather>,
-    /// How often the weather was changed. Changes under the lock of the weather.
+    /// The number of times that the weather was changed. It changes under the lock of the weather.
     changes: watch::Sender<u64>,
 }
 
 impl Sky {
-    /// The fate of a piece, and under which weather it was decided.
+    /// The fate of a piece, and the number of the weather that decided it.
     fn fate(&self, direction: Direction, length: usize) -> (Fate, u64) {
         let mut weather = self.weather.lock().unwrap_or_else(PoisonError::into_inner);
         ((*weather)(direction, length), *self.changes.borrow())
     }
 
     async fn changed_since(&self, change: u64) {
-        // It fails when the proxy is gone, which is a change, too.
+        // This fails when the proxy has been dropped, which counts as a change.
         let _ = self.changes.subscribe().wait_for(|changes| *changes > change).await;
     }
 }
 
-/// Passes bytes on between clients and one server. It ends with the runtime of its test.
+/// Passes data between clients and one server. It ends with the runtime of its test.
 pub struct Proxy {
     port: u16,
     sky: Arc<Sky>,
 }
 
 impl Proxy {
-    /// In good weather.
+    /// Starts a proxy in good weather.
     pub async fn before(server: &Server) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let port = listener.local_addr().expect("an address").port();
@@ -72,7 +76,7 @@ impl Proxy {
         let (upstream, above) = (server.port(), sky.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                // Without a server, the client sees its connection close.
+                // If there is no server, the client sees its connection close.
                 let Ok(server) = TcpStream::connect(("127.0.0.1", upstream)).await else { continue };
                 tokio::spawn(pass_on(client, server, above.clone()));
             }
@@ -88,14 +92,15 @@ impl Proxy {
         Client::connect(&self.url()).await.expect("the server takes connections")
     }
 
-    /// From now on each piece asks this. What the last weather had stalled arrives; the connections of which it had swallowed something are cut.
+    /// From now on each piece asks this weather. Pieces that the last weather stalled arrive.
+    /// Connections of which it swallowed data are cut.
     pub fn set(&self, weather: impl FnMut(Direction, usize) -> Fate + Send + 'static) {
         let mut present = self.sky.weather.lock().unwrap_or_else(PoisonError::into_inner);
         *present = Box::new(weather);
         self.sky.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Good weather again.
+    /// Restores good weather.
     pub fn clear(&self) {
         self.set(|_, _| Fate::Pass);
     }
@@ -109,15 +114,15 @@ pub fn cuts_all(_: Direction, _: usize) -> Fate {
 /// How one direction of a connection ended.
 #[derive(PartialEq, Eq)]
 enum End {
-    /// All has arrived, the end included.
+    /// All data has arrived, including the close.
     Whole,
-    /// The connection is of no more use in either direction.
+    /// The connection is no longer usable in either direction.
     Cut,
 }
 
-/// Until both directions have ended, or one was cut.
+/// Passes data until both directions have ended, or one was cut.
 async fn pass_on(client: TcpStream, server: TcpStream, sky: Arc<Sky>) {
-    // The parts of a cut piece are to be seen, and not to be joined with what follows.
+    // The client must see the part before a cut, so it must not be joined with later data.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
     let mut requests = std::pin::pin!(pass_one_way(from_client, to_server, Direction::ToServer, &sky));
@@ -159,7 +164,7 @@ async fn pass_one_way(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, direction
     }
 }
 
-/// Reads on until the sender has closed.
+/// Reads until the sender has closed.
 async fn until_closed(from: &mut OwnedReadHalf, arrived: &mut Vec<u8>) {
     while from.read_buf(arrived).await.is_ok_and(|length| length > 0) {}
 }

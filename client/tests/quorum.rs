@@ -45,7 +45,7 @@ async fn a_minority_may_be_down_and_a_majority_may_not() {
     for server in &mut servers[..2] {
         server.kill();
     }
-    // Time itself: whoever is not renewed is lost in it.
+    // Time itself: a hold that is not renewed expires within it.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(guard.is_held(), "three of five go on");
     guard.release().await.expect("it was held");
@@ -77,7 +77,7 @@ async fn a_quorum_has_many_readers_or_one_writer() {
     eventually(|| holders(&servers) == 0).await;
 }
 
-/// Also who is refused does not wait for the one that hangs.
+/// A refused request does not wait for the hanging server either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_of_three_decide_while_the_third_hangs() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
@@ -87,7 +87,7 @@ async fn two_of_three_decide_while_the_third_hangs() {
     let options = Client::builder().command_timeout(long);
     let lock = Quorum::connect(&options, &urls).expect("addresses").lock("k").server_timeout(long);
     lock.acquire().await.expect("free").release().await.expect("it was held");
-    // Also on the one that has granted last.
+    // This includes the server that granted last.
     eventually(|| servers.iter().all(|server| command_stat(server, "RLOCK.RELEASE", "calls") == 1)).await;
     tokio::task::block_in_place(|| {
         servers[1].while_stopped(|| {
@@ -102,7 +102,7 @@ async fn two_of_three_decide_while_the_third_hangs() {
     });
 }
 
-/// The two that answer decide. The third grants later, and makes up for the loss of one of them.
+/// Two servers answer and decide. The third grants later, and makes up for the loss of one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     let mut servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
@@ -124,7 +124,7 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     });
     eventually(|| holders(&servers) == 3).await;
     servers[0].kill();
-    // Without the third server the guard would be lost when its lease on the first one expires.
+    // Without the third server, the guard would be lost when its lease on the first one expires.
     let early = tokio::time::timeout(lease + Duration::from_secs(1), &mut lost).await;
     assert!(early.is_err() && guard.is_held(), "two of three go on");
     servers[2].kill();
@@ -133,7 +133,7 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     servers[2].restart();
 }
 
-/// Somebody else has held meanwhile.
+/// Another owner has held the lock meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_grants_late_does_not_bring_a_lost_guard_back() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
@@ -172,7 +172,7 @@ async fn a_quorum_of_servers_that_cannot_grant_says_why() {
     quorum(&servers).lock("k").acquire().await.expect("three of five grant").release().await.expect("it was held");
 }
 
-/// What a release has not waited for is done when the clients are closed.
+/// `close` finishes the releases that did not wait for their answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_waits_for_the_servers_that_a_majority_did_not_wait_for() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
@@ -190,7 +190,7 @@ async fn closing_waits_for_the_servers_that_a_majority_did_not_wait_for() {
             runtime.block_on(guard.release()).expect("two of three are a majority");
             let client = clients[1].clone();
             closing = Some(runtime.spawn(async move { client.close().await }));
-            // Time itself: who does not wait is done in it.
+            // Time itself: a close that does not wait would finish within it.
             std::thread::sleep(Duration::from_millis(100));
             assert!(closing.as_ref().is_some_and(|closing| !closing.is_finished()), "one is still to be told");
         });
@@ -220,7 +220,7 @@ async fn a_release_without_a_majority_says_why() {
     servers[1].restart();
 }
 
-/// One server has granted it, one has not, and one is silent.
+/// One server has granted the lock, one has not, and one is silent.
 #[tokio::test]
 async fn a_client_that_is_closed_is_not_in_a_quorum() {
     let servers = [Server::start(), Server::start(), Server::start()];
@@ -237,7 +237,7 @@ async fn a_client_that_is_closed_is_not_in_a_quorum() {
         quorum.lock("k").fixed_lease(Duration::from_secs(600)).server_timeout(PATIENCE).try_acquire().await
     });
     eventually(|| servers[0].client().holder("k").is_some()).await;
-    // The grant is heard of before.
+    // The grant arrives before this answer.
     clients[0].observe("k").holders().await.expect("an answer");
     let is_left = clients[0].close().await.is_ok() && servers[0].client().holder("k").is_some();
     proxy.clear();

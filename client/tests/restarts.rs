@@ -1,4 +1,4 @@
-//! The server is killed and started again while tasks hold and wait.
+//! The server is killed and restarted while tasks hold and wait.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ async fn over_a_restart_with_data_everybody_carries_on() {
     crowd.hold(HOLDERS).await;
     crowd.wait(|| waiting(&server)).await;
     server.kill_and_restart_on_its_port();
-    // Whoever is not renewed has lost its lock by then.
+    // A hold that is not renewed has expired by then.
     tokio::time::sleep(lease * 2).await;
     assert_eq!((crowd.heard(), crowd.served()), (0, 0));
     assert_eq!(crowd.disperse().await, [End::Released; HOLDERS]);
@@ -27,7 +27,8 @@ async fn over_a_restart_with_data_everybody_carries_on() {
     assert_eq!(waiting(&server), 0);
 }
 
-/// The server grants nothing for as long as a lease, so that nobody gets a lock whose holder has not heard of its loss.
+/// The server grants nothing for the length of a lease. So no client acquires a lock whose former
+/// holder has not noticed its loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_a_restart_without_data_holders_hear_of_it_and_waiters_carry_on() {
     let mut server = Server::with(&["rlock.quarantine-ms 3000"]);

@@ -1,4 +1,5 @@
-//! What sentinels are asked about a master that refuses, and what becomes of their answers. They are plain servers here, which say what a test wants.
+//! When the client asks Sentinels about a master that refuses commands, and how it uses their
+//! answers. The Sentinels are plain servers here, with answers set by the test.
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use rlock_client::{Builder, Client, Error};
 use crate::support::Server;
 use crate::{PATIENCE, command_stat, eventually, url};
 
-/// A server that names a master as a sentinel does: it takes MGET by the name of SENTINEL, and what it is asked for are the names of two keys.
+/// A server that names a master as a Sentinel does. Its command MGET is renamed to SENTINEL, and
+/// the arguments are the names of two keys.
 struct Sentinel(Server);
 
 impl Sentinel {
@@ -22,7 +24,7 @@ impl Sentinel {
         assert_eq!(self.0.client().call(set), "OK");
     }
 
-    /// How often it was asked.
+    /// The number of requests to it.
     fn asked(&self) -> i64 {
         command_stat(&self.0, "mget", "calls")
     }
@@ -34,12 +36,12 @@ async fn connect(options: Builder, sentinels: &[&Sentinel]) -> Client {
     options.connect_sentinel(&urls, "fleet", "redis://any/").await.expect("a master")
 }
 
-/// From now on it answers NOREPLICAS to whatever writes.
+/// From now on the master answers NOREPLICAS to each write.
 fn refuse(master: &Server) {
     assert_eq!(master.client().call("CONFIG SET min-replicas-to-write 1"), "OK");
 }
 
-/// Its clients may be thousands.
+/// The master may have thousands of clients.
 #[tokio::test]
 async fn sentinels_are_not_asked_about_each_request_that_a_master_refuses() {
     let master = Server::start();
@@ -52,7 +54,7 @@ async fn sentinels_are_not_asked_about_each_request_that_a_master_refuses() {
         assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
     }
     eventually(|| sentinel.asked() > 1).await;
-    // It is asked more rarely each time: ten times take half a minute.
+    // The interval grows: ten requests take half a minute.
     assert!(sentinel.asked() < 10, "{} times", sentinel.asked());
 }
 
@@ -63,7 +65,7 @@ async fn no_sentinel_is_asked_about_a_master_that_answers() {
     let client = connect(Client::builder().ping_after(Duration::from_millis(20)), &[&sentinel]).await;
     master.client().call("RLOCK.ACQUIRE k stranger PX 600000");
     let waiting = tokio::spawn(async move { client.lock("k").acquire().await.map(drop) });
-    // While somebody waits the master is asked whether it lives.
+    // While a caller waits, the client checks that the master is alive.
     let asked = || command_stat(&master, "RLOCK.CANCEL", "calls");
     eventually(|| asked() >= 20).await;
     assert_eq!(master.client().waiting_owners("k").len(), 1, "that ends no wait");
@@ -71,7 +73,7 @@ async fn no_sentinel_is_asked_about_a_master_that_answers() {
     waiting.abort();
 }
 
-/// One of two may be cut off together with a server that takes itself for the master.
+/// One Sentinel of two may be cut off together with a server that believes it is the master.
 #[tokio::test]
 async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name_another_one() {
     let (old, new) = (Server::start(), Server::start());
@@ -80,7 +82,7 @@ async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name
     first.name(&new);
     refuse(&old);
     let asking = tokio::spawn(async move { client.lock("k").acquire().await });
-    // When they are asked for the second time, what they said the first time has been heeded.
+    // When the client asks the second time, it has acted on the first answers.
     eventually(|| asking.is_finished() || second.asked() >= 2).await;
     assert_eq!(command_stat(&new, "role", "calls"), 0, "nobody has looked there");
     second.name(&new);
@@ -89,7 +91,7 @@ async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name
     guard.release().await.expect("it was held");
 }
 
-/// Nobody asks for anything. The master lives, and would say so.
+/// The client sends no other request. The master is alive, and answers a PING.
 #[tokio::test]
 async fn a_waiter_leaves_a_master_that_refuses_and_was_replaced() {
     let (old, new) = (Server::start(), Server::start());

@@ -1,4 +1,5 @@
-//! Requests for several locks of which nobody knows what became, or which nobody wants any more: none of the locks is kept, whatever one of them says.
+//! Requests for several locks whose outcome is unknown, or that the caller has given up. The client
+//! keeps none of the locks, whatever happens to one of them.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ async fn several_locks_that_are_given_up_before_their_owner_acquires_one_leave_i
     assert_eq!(holds(&server), 0);
 }
 
-/// One of them is no lock any more when it is asked for again, or may not be asked for.
+/// By the time the request is repeated, one of the keys is not a lock, or the user has no access to
+/// it.
 #[tokio::test]
 async fn several_locks_of_which_one_is_written_over_or_forbidden_meanwhile_are_not_kept() {
     for deed in ["SET l x", "ACL SETUSER default resetkeys ~k"] {

@@ -1,4 +1,4 @@
-//! Replies that are lost with their connections.
+//! Loses replies together with their connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,12 +10,13 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::eventually;
 use crate::support::Server;
 
-/// Stands between a client and a server. When told to, it swallows the next reply, or a later one, and cuts the connection on which it came.
+/// A proxy between a client and a server. On demand it swallows the next reply, or a later one, and
+/// cuts the connection on which the reply came.
 pub struct Thief {
     port: u16,
-    /// Which reply from now on it steals; 0 for none.
+    /// Which of the coming replies it steals; 0 for none.
     steals: Arc<AtomicUsize>,
-    /// What it does then, before the client can know.
+    /// Runs when a reply is stolen, before the client can notice.
     then: Arc<Mutex<Option<Deed>>>,
 }
 
@@ -54,7 +55,7 @@ impl Thief {
         self.steals.store(number, Ordering::SeqCst);
     }
 
-    /// The next reply, and then it does something.
+    /// Steals the next reply, and then runs `deed`.
     pub fn steal_next_and(&self, deed: impl FnOnce() + Send + 'static) {
         *self.then.lock().expect("no panic") = Some(Box::new(deed));
         self.steal_next();
@@ -65,7 +66,7 @@ impl Thief {
     }
 }
 
-/// Until one side closes, or a reply is stolen. Both connections are closed then.
+/// Passes data until one side closes or a reply is stolen, and then closes both connections.
 async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicUsize>, then: Arc<Mutex<Option<Deed>>>) {
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
@@ -90,12 +91,13 @@ async fn pass_on(client: TcpStream, server: TcpStream, steals: Arc<AtomicUsize>,
     let _: std::io::Result<()> = tokio::select! { done = requests => done, done = replies => done };
 }
 
-/// The first to wait over a connection asks for messages before: what comes next is an answer to ACQUIRE.
+/// The first waiter on a connection subscribes to messages. Use the connection once, so that the
+/// next reply is that of ACQUIRE.
 pub async fn use_once(client: &Client) {
     client.lock("warm").acquire().await.expect("free").release().await.expect("it was held");
 }
 
-/// Has an attempt ask, and gives it up when something has come of it.
+/// Lets an attempt send its request, and drops it when `has_come` is true.
 pub async fn give_up_when<T>(attempt: impl Future<Output = T>, has_come: impl FnMut() -> bool) {
     let mut attempt = std::pin::pin!(attempt);
     let asks = std::future::poll_fn(|context| {

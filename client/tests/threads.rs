@@ -1,4 +1,4 @@
-//! The blocking client, where it is more than waiting for the asynchronous one.
+//! The blocking client, where it does more than wait for the async one.
 
 use std::time::Duration;
 

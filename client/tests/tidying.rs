@@ -1,4 +1,4 @@
-//! What is left to be tidied up keeps nobody else waiting, and renewals do not wear out a server that refuses.
+//! Clean-up does not delay other callers, and renewals do not overload a server that refuses them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::{Reply, Server, Stopwatch};
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
 
-/// Nobody hears that the wait has ended: the connection on which it was asked for is dead.
+/// The answer that ends the wait never arrives, because its connection is dead.
 #[tokio::test]
 async fn timed_a_dropped_wait_on_a_dead_connection_does_not_hold_what_comes_free() {
     let server = Server::start();
@@ -22,20 +22,20 @@ async fn timed_a_dropped_wait_on_a_dead_connection_does_not_hold_what_comes_free
         async move { lock.acquire().await.map(drop) }
     });
     eventually(|| server.client().waiting_owners("k").len() == 1).await;
-    // The text of an error, and not a nil.
+    // The reply is an error text rather than a nil.
     let is_error = |direction, length| direction == Direction::ToClient && length > 20;
     proxy.set(move |direction, length| if is_error(direction, length) { Fate::Swallow } else { Fate::Pass });
     waiter.abort();
     eventually(|| server.client().waiting_owners("k").is_empty()).await;
     server.client().call("RLOCK.RELEASE k other");
-    // Time itself: a tidying that goes on would take the lock in it.
+    // Time itself: a clean-up that continues would take the lock within it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let watch = Stopwatch::start();
     eventually(|| is_granted(&server.client().call("RLOCK.ACQUIRE k third"))).await;
     watch.assert_took_ms(0..1000, "until a lock is had that nobody wants");
 }
 
-/// The connection swallows what is sent, and nobody says that it is dead.
+/// The connection swallows what is sent, and reports no error.
 #[tokio::test]
 async fn a_short_lease_outlives_a_silent_connection() {
     let server = Server::start();
@@ -53,7 +53,7 @@ async fn a_short_lease_outlives_a_silent_connection() {
     guard.release().await.expect("it was held");
 }
 
-/// As it does while it loads its data.
+/// A server refuses writes like this while it loads its data.
 #[tokio::test]
 async fn a_server_that_does_not_write_for_now_is_waited_for() {
     let server = Server::start();
@@ -69,7 +69,7 @@ async fn a_server_that_does_not_write_for_now_is_waited_for() {
     outcome.expect("a grant").release().await.expect("it was held");
 }
 
-/// Others run a script that takes long.
+/// Another client runs a long script.
 #[tokio::test]
 async fn a_server_that_runs_a_long_script_is_waited_for() {
     let server = Server::with(&["lua-time-limit 20"]);
@@ -105,7 +105,7 @@ async fn timed_renewals_that_are_refused_become_rare() {
         guards.push(lock.acquire().await.expect("a free lock"));
     }
     server.client().call("CONFIG SET min-replicas-to-write 1");
-    // The first renewals come at 3 s.
+    // The first renewals are due after 3 s.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let refused = command_stat(&server, "RLOCK.RENEW", "rejected_calls");
     server.client().call("CONFIG SET min-replicas-to-write 0");
@@ -126,7 +126,7 @@ async fn timed_a_majority_decides_without_the_one_that_hangs() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let lock = quorum_of(&servers).lock("k").server_timeout(Duration::from_secs(3));
     lock.acquire().await.expect("free").release().await.expect("it was held");
-    // Also on the one that has granted last.
+    // This includes the server that granted last.
     eventually(|| servers.iter().all(|server| command_stat(server, "RLOCK.RELEASE", "calls") == 1)).await;
     let watch = Stopwatch::start();
     tokio::task::block_in_place(|| {
@@ -137,7 +137,7 @@ async fn timed_a_majority_decides_without_the_one_that_hangs() {
             tokio::runtime::Handle::current().block_on(guard.release()).expect("it was held");
         });
     });
-    // What the third granted later is given back.
+    // The hold that the third server granted later is released.
     eventually(|| servers.iter().all(|server| server.client().holder("k").is_none())).await;
 }
 
@@ -170,7 +170,7 @@ async fn errors_do_not_tell_the_password() {
     }
 }
 
-/// The way there and back takes longer than two seconds.
+/// A round trip takes longer than 2 s.
 #[tokio::test]
 async fn a_server_that_is_far_away_is_reached() {
     let server = Server::start();

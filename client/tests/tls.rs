@@ -1,4 +1,4 @@
-//! Encrypted connections, with certificates that are made for the test.
+//! Encrypted connections, with certificates made for the test.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, PKCS_ECDSA_P256_SHA256};
 use redis::{ClientTlsConfig, TlsCertificates};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::PATIENCE;
 use crate::support::{Server, free_port};
 
-/// Somebody who certifies.
+/// A certificate authority.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 fn key() -> KeyPair {
@@ -18,7 +18,7 @@ fn key() -> KeyPair {
 impl Authority {
     fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
-        // Otherwise it would have the same name as those whom it certifies.
+        // Otherwise it would have the same name as the certificates that it signs.
         params.distinguished_name.push(DnType::CommonName, "authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Self(CertifiedIssuer::self_signed(params, key()).expect("a certificate"))
@@ -28,7 +28,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// The certificate of somebody, and the key.
+    /// A certificate for these names, and its key.
     fn certify(&self, names: &[&str]) -> (String, String) {
         let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
         let key = key();
@@ -37,7 +37,7 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// Whom a client trusts, and what it shows.
+    /// The authority that a client trusts, and the certificate that it presents.
     fn certificates(&self, shown_by: Option<&Authority>) -> TlsCertificates {
         let client_tls = shown_by.map(|authority| {
             let (certificate, key) = authority.certify(&["worker"]);
@@ -76,9 +76,9 @@ impl TlsServer {
     }
 }
 
-/// Patient enough to be granted, and not so patient that a refusal takes long.
+/// Long enough for a grant, and short enough that a refusal does not take long.
 fn builder(certificates: TlsCertificates) -> Builder {
-    // Several are linked to these tests, so the program chooses, as the crate leaves it to.
+    // The test binary links several crypto providers, so the program must choose one.
     #[cfg(feature = "tls-rustls")]
     drop(rustls::crypto::ring::default_provider().install_default());
     Client::builder().certificates(certificates)
@@ -123,7 +123,7 @@ async fn a_server_that_asks_who_connects_is_shown_a_certificate() {
     let certificates = authority.certificates(Some(&authority));
     let client = builder(certificates.clone()).connect(&server.url).await.expect("a server");
     use_a_lock(&client).await;
-    // The same by what redis-rs knows of a server.
+    // The same, with a server description of redis-rs.
     let described = redis::Client::build_with_tls(server.url.as_str(), certificates).expect("an address");
     let described = described.get_connection_info().clone();
     let client = Client::builder().connect_to(described).await.expect("a server");

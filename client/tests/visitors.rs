@@ -1,4 +1,5 @@
-//! Somebody who acquires a lock of any kind on random terms, looks whether what it believes is so, and gives it up.
+//! A visitor acquires a lock of any kind on random terms, checks that its guard is right, and
+//! releases.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,13 +32,13 @@ pub struct Terms {
     pub lease: Option<Duration>,
     pub renews: bool,
     pub grace: Option<Duration>,
-    /// A number of its own if it is to hold in a name that was chosen.
+    /// A distinct number if the visitor holds under a chosen owner name.
     pub name: Option<u64>,
 }
 
 impl Terms {
     pub fn random(random: &mut StdRng, is_late: bool) -> Terms {
-        // What arrives late may be granted, and then holds until its lease ends.
+        // A request that arrives late may be granted, and then holds until its lease expires.
         let is_short = is_late || random.random_ratio(1, 4);
         let lease = is_short.then(|| Duration::from_millis(random.random_range(30..700)));
         let grace = random.random_ratio(1, 3).then(|| Duration::from_millis(random.random_range(100..300)));
@@ -57,24 +58,24 @@ impl Terms {
         }
     }
 
-    /// Whether a hold may be lost in bad weather. A lease of 30 s is renewed in time.
+    /// Whether a hold may be lost on a bad network. A lease of 30 s is renewed in time.
     fn may_be_lost(self) -> bool {
         self.lease.is_some() || self.grace.is_some()
     }
 
-    /// An error is right only if the hold may have been lost.
+    /// An error is acceptable only if the hold may have been lost.
     pub fn expect_done<T>(self, outcome: Result<T, Error>) -> Option<T> {
         match outcome {
             Ok(done) => Some(done),
             Err(Error::Lost) if self.may_be_lost() => None,
-            // A renewal is tried only until the hold ends.
+            // A renewal is retried only until the hold expires.
             Err(Error::Unavailable { .. }) if self.may_be_lost() => None,
             Err(error) => panic!("{self:?}: {error}"),
         }
     }
 }
 
-/// The keys, with the family whose INFO shows them.
+/// The keys, with the command family whose INFO shows them.
 pub const KEYS: [(&str, &str); 5] =
     [("m0", "RLOCK"), ("m1", "RLOCK"), ("fair", "RFAIRLOCK"), ("rw", "RRWLOCK"), ("s", "RSEMAPHORE")];
 
@@ -96,7 +97,7 @@ fn lock_under(random: &mut StdRng, client: &Client, key: &str, terms: Terms) -> 
     }
 }
 
-/// How long somebody is willing to wait, and what happens then.
+/// How long a visitor waits, and how it gives up.
 #[derive(Clone, Copy, Debug)]
 pub enum Patience {
     None,
@@ -130,16 +131,16 @@ impl Patience {
         match outcome {
             Ok(guard) => guard,
             Err(Error::Timeout) if matches!(self, Patience::Timeout(_)) => None,
-            // A try is repeated for as long as one command may take.
+            // `try_acquire` is retried for the timeout of one command.
             Err(Error::Unavailable { .. }) if matches!(self, Patience::None) => None,
-            // It was over before the grant was heard of.
+            // The hold expired before the grant arrived.
             Err(Error::Lost) if matches!(self, Patience::None) && terms.may_be_lost() => None,
             Err(error) => panic!("{self:?}, {terms:?}: {error}"),
         }
     }
 }
 
-/// What a visitor has besides its lock.
+/// A visitor's surroundings, besides its lock.
 pub struct Place {
     pub server: Arc<Server>,
     pub register: Arc<Register>,
@@ -148,7 +149,7 @@ pub struct Place {
     pub terms: Terms,
 }
 
-/// What the server shows of a lock: the holds of each owner and mode, with their tokens.
+/// The server's view of a lock: the holds of each owner and mode, with their tokens.
 pub fn shown(server: &Server, key: &str) -> BTreeMap<u64, i64> {
     let family = KEYS.iter().find(|(name, _)| *name == key).map_or("RLOCK", |(_, family)| *family);
     let info = server.client().call(format!("{family}.INFO {key}"));
@@ -172,7 +173,7 @@ impl Place {
         Arc::into_inner(guard).expect("the register has let it go")
     }
 
-    /// Who believes after a look at the server is seen there.
+    /// If the guard is held after a look at the server, the server must show the hold.
     fn check<K: Kind>(&self, guard: &Guard<K>, holds: i64) {
         let shown = shown(&self.server, self.key);
         if guard.is_held() {
@@ -197,7 +198,7 @@ impl Place {
         let Some(guard) = patience.acquire(&lock, self.terms).await else { return };
         let guard = self.enter(guard);
         if let Some(inner) = self.terms.expect_done(guard.reenter()) {
-            // A re-entry is counted in the client.
+            // The client counts re-entries, so the server shows one hold.
             self.check(&guard, 1);
             tokio::time::sleep(stay.time).await;
             self.terms.expect_done(inner.release().await);
@@ -214,19 +215,19 @@ impl Place {
     }
 }
 
-/// What a visitor does with its hold.
+/// The visitor's actions while it holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Stay {
     time: Duration,
     renews: bool,
     reenters: bool,
-    /// Or drops the guard.
+    /// Releases, or else drops the guard.
     releases: bool,
 }
 
 impl Stay {
     pub fn random(random: &mut StdRng) -> Stay {
-        // Now and then beyond the end of a lease.
+        // Sometimes beyond the end of a lease.
         let longest_us = if random.random_ratio(1, 8) { 500_000 } else { 3000 };
         let time = Duration::from_micros(random.random_range(0..longest_us));
         Stay { time, renews: random.random_ratio(1, 3), reenters: random.random_ratio(1, 3), releases: random.random() }

@@ -57,18 +57,19 @@ async fn timed_a_wait_ends_in_time_also_behind_a_server_that_does_not_answer() {
     assert!(matches!(attempt, Err(Error::Timeout | Error::Unavailable { .. })), "{attempt:?}");
     assert!(matches!(waiter.await.expect("no panic"), Err(Error::Timeout)));
     watch.assert_took_ms(300..2000, "a wait that the server does not end");
-    // What was asked meanwhile is taken back when the server goes on.
+    // The request that was sent meanwhile is cancelled when the server resumes.
     let server = stopped.await.expect("no panic");
     guard.release().await.expect("it was held");
     eventually(|| server.client().call("DBSIZE") == 0).await;
 }
 
-/// The lease of a waiter starts when it is granted, and the grant may be heard of late. What counts is the confirmation.
+/// A waiter's lease starts at the grant, and the grant may arrive late. The hold counts from its
+/// confirmation.
 #[tokio::test]
 async fn a_hold_counts_from_its_confirmation_and_not_from_the_beginning_of_the_wait() {
     let server = Server::start();
     let client = connect(&server).await;
-    // Half of it is enough for a machine that is late.
+    // Half of the lease is slack for a slow machine.
     let lease = Duration::from_secs(2);
     let guard = client.lock("k").acquire().await.expect("a free lock");
     let waiter = tokio::spawn({
@@ -97,7 +98,7 @@ async fn a_session_counts_from_its_confirmation_and_not_from_the_beginning_of_th
     tokio::time::sleep(grace * 2).await;
     guard.release().await.expect("it was held");
     let next = waiter.await.expect("no panic").expect("a grant");
-    // Time itself: it is bound again and again in it.
+    // Time itself: the session is renewed several times within it.
     tokio::time::sleep(grace * 2).await;
     assert!(next.is_held());
 }
@@ -125,7 +126,7 @@ async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
     }
 }
 
-/// Each waits in the server's own queue, on the one connection that there is, and asks once.
+/// Each waits in the server's queue over the single connection, and sends one request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_waits_for_as_many_locks_take_one_connection_and_no_polling() {
     const LOCKS: usize = 10_000;
@@ -144,7 +145,7 @@ async fn ten_thousand_waits_for_as_many_locks_take_one_connection_and_no_polling
     assert_eq!(connections(&server), 3, "the client's two, and that of who holds them all");
     let asked = || command_stat(&server, "RLOCK.ACQUIRE", "calls");
     assert_eq!(asked(), 2 * LOCKS as i64);
-    // Time itself: who polls is seen in it.
+    // Time itself: polling would show within it.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(asked(), 2 * LOCKS as i64);
     other.call_in_one_step(&each("RELEASE"));
@@ -175,7 +176,8 @@ async fn readers_of_one_client_enter_together() {
     assert!(guards.iter().all(rlock_client::Guard::is_held));
 }
 
-/// What is sent over it is swallowed, and nobody has anything else to ask.
+/// The network swallows whatever is sent over the connection, and the client has no other request
+/// to send.
 #[tokio::test]
 async fn a_connection_that_dies_silently_is_found_while_somebody_waits_on_it() {
     let server = Server::start();
@@ -202,7 +204,7 @@ async fn a_connection_that_dies_silently_is_found_while_somebody_waits_on_it() {
     }
 }
 
-/// So many questions are on the way that the answer to the PING is late, but answers come all the time.
+/// So many requests are in progress that the answer to the PING is late, but answers keep arriving.
 #[tokio::test]
 async fn timed_a_connection_over_which_answers_come_is_not_given_up() {
     let server = Server::start();
@@ -216,7 +218,8 @@ async fn timed_a_connection_over_which_answers_come_is_not_given_up() {
         async move { lock.acquire().await }
     });
     eventually(|| server.client().waiting_owners("k").len() == 1).await;
-    // What comes while a piece is on its way waits for the next one, so an answer takes up to twice as long.
+    // A piece that arrives during another one's delay waits for its own delay after that, so an
+    // answer takes up to twice as long.
     proxy.set(|direction, _| match direction {
         Direction::ToClient => Fate::Delay(Duration::from_secs(1)),
         Direction::ToServer => Fate::Pass,
@@ -227,7 +230,7 @@ async fn timed_a_connection_over_which_answers_come_is_not_given_up() {
         for _ in 0..160 {
             let look = look.clone();
             questions.spawn(async move { look.is_locked().await });
-            // Time itself: there is always a question on the way.
+            // Time itself: a request is always in progress.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         questions.join_all().await
@@ -240,7 +243,7 @@ async fn timed_a_connection_over_which_answers_come_is_not_given_up() {
     assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), 2, "nobody had to ask again");
 }
 
-/// Whether the request of who waits was repeated, behind that of who holds.
+/// Whether the waiter's request was repeated: the third ACQUIRE, after the holder's.
 fn waits_anew(server: &Server, kind: &str) -> bool {
     command_stat(server, &format!("{}.ACQUIRE", family(kind)), "calls") == 3
 }
