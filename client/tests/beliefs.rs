@@ -156,7 +156,7 @@ impl Belief for Stubborn {
 
 #[test]
 #[should_panic(expected = "is held besides")]
-fn a_register_sees_two_who_believe_to_be_alone() {
+fn register_rejects_an_exclusive_hold_beside_readers() {
     let register = Register::default();
     register.enter("k", Share::Reading, Arc::new(Stubborn(1)));
     register.enter("k", Share::Reading, Arc::new(Stubborn(2)));
@@ -165,7 +165,7 @@ fn a_register_sees_two_who_believe_to_be_alone() {
 
 #[test]
 #[should_panic(expected = "is held besides")]
-fn a_register_sees_more_permits_than_there_are() {
+fn register_rejects_more_permits_than_exist() {
     let register = Register::default();
     for token in 1..=3 {
         register.enter("s", Share::Permits(2, 5), Arc::new(Stubborn(token)));
@@ -174,7 +174,7 @@ fn a_register_sees_more_permits_than_there_are() {
 
 #[test]
 #[should_panic(expected = "is held besides")]
-fn a_register_sees_two_owners_with_names() {
+fn register_rejects_two_named_owners() {
     let register = Register::default();
     register.enter("k", Share::AloneAs(1), Arc::new(Stubborn(4)));
     register.enter("k", Share::AloneAs(1), Arc::new(Stubborn(4)));
@@ -183,7 +183,7 @@ fn a_register_sees_two_owners_with_names() {
 
 #[test]
 #[should_panic(expected = "is held besides")]
-fn a_register_sees_an_owner_that_believes_in_an_earlier_hold_of_its_own() {
+fn register_rejects_two_holds_of_one_owner() {
     let register = Register::default();
     register.enter("k", Share::AloneAs(1), Arc::new(Stubborn(4)));
     register.enter("k", Share::AloneAs(1), Arc::new(Stubborn(5)));
@@ -191,7 +191,7 @@ fn a_register_sees_an_owner_that_believes_in_an_earlier_hold_of_its_own() {
 
 #[test]
 #[should_panic(expected = "does not rise")]
-fn a_register_sees_a_token_that_does_not_rise() {
+fn register_rejects_a_token_that_does_not_rise() {
     let register = Register::default();
     for token in [7, 6] {
         let guard: Arc<dyn Belief> = Arc::new(Stubborn(token));
@@ -202,7 +202,7 @@ fn a_register_sees_a_token_that_does_not_rise() {
 
 #[test]
 #[should_panic(expected = "granted twice")]
-fn a_register_sees_a_token_that_two_readers_have() {
+fn register_rejects_two_readers_with_one_token() {
     let register = Register::default();
     register.enter("k", Share::Reading, Arc::new(Stubborn(5)));
     register.enter("k", Share::Reading, Arc::new(Stubborn(5)));

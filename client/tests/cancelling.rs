@@ -93,7 +93,7 @@ async fn storm(server: &Server, client: &Client, random: &mut StdRng, rounds: us
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_an_acquisition_leaves_neither_a_waiter_nor_a_hold_nor_a_connection() {
+async fn dropping_an_acquisition_leaves_no_waiter_hold_or_connection() {
     let server = Server::start();
     let client = connect(&server).await;
     storm(&server, &client, &mut StdRng::seed_from_u64(seed()), rounds()).await;
@@ -117,7 +117,7 @@ const SLACK_BYTES: isize = 256 * 1024;
 /// Everything runs on one thread, so the thread's allocations are those of the client, and a few of
 /// the test.
 #[tokio::test]
-async fn dropping_acquisitions_leaves_neither_memory_nor_tasks() {
+async fn dropping_acquisitions_leaks_no_memory_or_tasks() {
     let server = Server::start();
     let client = connect(&server).await;
     let mut random = StdRng::seed_from_u64(seed());
@@ -132,7 +132,7 @@ async fn dropping_acquisitions_leaves_neither_memory_nor_tasks() {
     eprintln!("live bytes after each storm: {live:?}");
     let mut growths: Vec<_> = live.windows(2).map(|pair| pair[1] - pair[0]).collect();
     growths.sort_unstable();
-    assert!(growths[growths.len() / 2] <= SLACK_BYTES_PER_STORM, "each storm leaves something: {live:?}");
+    assert!(growths[growths.len() / 2] <= SLACK_BYTES_PER_STORM, "memory grows with each storm: {live:?}");
     assert!(growths.iter().sum::<isize>() <= SLACK_BYTES, "{live:?}");
 }
 
@@ -141,7 +141,7 @@ fn alive_tasks() -> usize {
 }
 
 #[tokio::test]
-async fn a_dropped_wait_gives_its_place_up_and_keeps_its_connection() {
+async fn dropped_wait_leaves_the_queue_and_keeps_its_connection() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("a free lock");
@@ -158,11 +158,11 @@ async fn a_dropped_wait_gives_its_place_up_and_keeps_its_connection() {
     guard.release().await.expect("it was held");
     client.close().await.expect("nothing is left to be done");
     assert_eq!(server.client().call("EXISTS k"), 0);
-    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), 4, "what has ended is not asked for again");
+    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), 4, "no request is repeated after its wait has ended");
 }
 
 #[tokio::test]
-async fn clients_that_are_dropped_leave_no_tasks() {
+async fn dropped_clients_leave_no_tasks() {
     let server = Server::start();
     let before = alive_tasks();
     for _ in 0..10 {
@@ -175,7 +175,7 @@ async fn clients_that_are_dropped_leave_no_tasks() {
 
 /// Otherwise the server would keep the place of the dropped waiter for its grace.
 #[tokio::test]
-async fn a_dropped_wait_for_a_fair_lock_gives_its_place_up_at_once() {
+async fn dropped_wait_for_a_fair_lock_leaves_the_queue_at_once() {
     let server = Server::with(&["rlock.fair-grace-ms 60000"]);
     let client = connect(&server).await;
     let guard = client.fair_lock("k").acquire().await.expect("a free lock");
@@ -194,7 +194,7 @@ async fn a_dropped_wait_for_a_fair_lock_gives_its_place_up_at_once() {
 }
 
 #[tokio::test]
-async fn a_dropped_release_is_finished_in_the_background() {
+async fn dropped_release_finishes_in_the_background() {
     let server = Server::start();
     let client = connect(&server).await;
     for turns in 0..300 {
@@ -207,7 +207,7 @@ async fn a_dropped_release_is_finished_in_the_background() {
 }
 
 #[tokio::test]
-async fn a_dropped_release_that_keeps_the_lock_closed_does_so_in_the_background() {
+async fn dropped_release_and_keep_finishes_in_the_background() {
     let server = Server::start();
     let client = connect(&server).await;
     for turns in 0..100 {
@@ -221,7 +221,7 @@ async fn a_dropped_release_that_keeps_the_lock_closed_does_so_in_the_background(
 }
 
 #[test]
-fn the_end_of_a_runtime_leaves_at_most_the_lease() {
+fn hold_outlives_its_runtime_by_at_most_the_lease() {
     let server = Server::start();
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let guard = runtime.block_on(async {

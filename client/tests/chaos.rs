@@ -242,7 +242,7 @@ impl Campaign {
         drop(runtime);
         let deadline = Instant::now() + Duration::from_secs(2);
         while guard.is_held() {
-            assert!(Instant::now() < deadline, "it is believed in although nobody renews it");
+            assert!(Instant::now() < deadline, "the guard still counts as held, although it is not renewed");
             std::thread::sleep(Duration::from_millis(5));
         }
         self.leave(vec![(key, guard as Arc<dyn Belief>)]);
@@ -261,17 +261,20 @@ impl Campaign {
             block_in_place(|| happen(&campaign, random));
             happened += 1;
             if let Some(ended) = visiting.iter().position(tokio::task::JoinHandle::is_finished) {
-                eprintln!("visitor {ended} has ended");
+                eprintln!("visitor {ended} ended early");
                 break;
             }
         }
         campaign.is_over.cancel();
         for visitor in visiting {
-            tokio::time::timeout(PATIENCE * 3, visitor).await.expect("nobody hangs").expect("what they see is right");
+            tokio::time::timeout(PATIENCE * 3, visitor)
+                .await
+                .expect("no task hangs")
+                .expect("the visitor found no error");
         }
         let believed = believed();
         eprintln!("{believed} beliefs over {happened} happenings in {:?}", started.elapsed());
-        assert!(believed >= VISITORS, "hardly anybody has held anything");
+        assert!(believed >= VISITORS, "only {believed} of {VISITORS} required holds");
     }
 }
 
@@ -295,7 +298,7 @@ fn stop_for_a_while(server: &Server, random: &mut StdRng, longest_ms: u64) {
 
 /// Two servers, the first with two databases, behind networks that cut, delay and lose.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn on_single_servers_no_two_believe() {
+async fn no_conflicting_guards_on_single_servers() {
     let mut random = StdRng::seed_from_u64(seed());
     let start = || Server::with(&["appendonly yes", "appendfsync always"]);
     let mut servers = [start(), start()];
@@ -349,7 +352,7 @@ async fn on_single_servers_no_two_believe() {
 /// The master is killed and returns as a replica, or hangs for less time than Sentinel takes to
 /// replace it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn under_sentinel_no_two_believe() {
+async fn no_conflicting_guards_under_sentinel() {
     let mut random = StdRng::seed_from_u64(seed());
     let master = Server::with(&[]);
     let upstream = format!("replicaof 127.0.0.1 {}", master.port());
@@ -389,7 +392,7 @@ async fn under_sentinel_no_two_believe() {
 
 /// The same in a cluster, with locks of several slots at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn in_a_cluster_no_two_believe() {
+async fn no_conflicting_guards_in_a_cluster() {
     let mut random = StdRng::seed_from_u64(seed());
     let mut cluster = Cluster::start();
     let seeds: Vec<_> = cluster.nodes().iter().map(url).collect();

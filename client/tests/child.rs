@@ -29,7 +29,7 @@ impl Child {
         // Standard error is part of the output, and is shown when a test fails.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         command.args(arguments).env_remove("REDIS_URL").stdin(Stdio::null());
-        command.stdout(writer.try_clone().expect("a second end")).stderr(writer);
+        command.stdout(writer.try_clone().expect("a copy of the write end")).stderr(writer);
         let process = OwnedProcess::new(command.spawn().expect("the example runs"));
         // Drop our copies of the write ends. Otherwise the output would not end when the child
         // closes its own.
@@ -52,7 +52,7 @@ impl Child {
         loop {
             let line = match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => line,
-                Err(error) => panic!("no line with {words:?} ({error}) after {:#?}", self.said),
+                Err(error) => panic!("no line contains {words:?} ({error}) after {:#?}", self.said),
             };
             self.said.push(line.clone());
             if line.contains(words) {
@@ -69,7 +69,7 @@ impl Child {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.said.push(line),
                 Err(RecvTimeoutError::Disconnected) => return std::mem::take(&mut self.said),
-                Err(error) => panic!("it does not end ({error}) after {:#?}", self.said),
+                Err(error) => panic!("the process does not end ({error}) after {:#?}", self.said),
             }
         }
     }
@@ -114,7 +114,7 @@ fn folder_of_examples() -> &'static Path {
     FOLDER.get_or_init(|| {
         // This test binary is in the folder `deps` of its profile; the examples are beside that
         // folder.
-        let own = env::current_exe().expect("a path of this test");
+        let own = env::current_exe().expect("the path of this test");
         let profile = own.ancestors().nth(2).expect("a folder of the profile");
         let mut build = Command::new(env!("CARGO"));
         // Use the features of `cargo test-all`, so that all dependencies are built already.

@@ -45,7 +45,7 @@ pub(crate) async fn connect(seed: &Server) -> Client {
 }
 
 #[tokio::test]
-async fn locks_are_found_on_their_nodes_and_waited_for_there() {
+async fn requests_find_and_wait_at_the_node_of_their_lock() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     for (key, node) in [(ON_FIRST, &nodes[0]), (ON_SECOND, &nodes[1])] {
@@ -64,7 +64,7 @@ async fn locks_are_found_on_their_nodes_and_waited_for_there() {
 /// A node that does not serve a key would redirect the request, and the client would ask it first
 /// each time.
 #[tokio::test]
-async fn each_key_is_asked_for_at_its_own_node_at_once() {
+async fn each_request_goes_straight_to_the_node_of_its_key() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     for _ in 0..5 {
@@ -80,7 +80,7 @@ async fn each_key_is_asked_for_at_its_own_node_at_once() {
 
 /// No reachable node serves slot 0.
 #[tokio::test]
-async fn a_cluster_is_connected_to_while_a_part_of_it_is_missing() {
+async fn client_connects_to_a_cluster_with_an_unserved_slot() {
     let node = Server::with(&[
         "cluster-enabled yes",
         "cluster-require-full-coverage no",
@@ -139,7 +139,7 @@ fn finish_move(nodes: &[Server; 2], slot: i64, to: &str) {
 /// One of the keys has moved and the other has not. Neither node has both, and both answer
 /// TRYAGAIN.
 #[tokio::test]
-async fn several_locks_of_a_slot_on_its_way_are_released_when_all_have_arrived() {
+async fn several_locks_in_a_migrating_slot_are_released_once_all_have_moved() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let keys = [1, 2].map(|number| format!("{ON_FIRST}{number}"));
@@ -159,7 +159,7 @@ async fn several_locks_of_a_slot_on_its_way_are_released_when_all_have_arrived()
 
 /// The old node refused the first copy of the release, so that copy cannot have ended the hold.
 #[tokio::test]
-async fn a_loss_is_told_also_by_a_release_that_is_redirected() {
+async fn redirected_release_reports_a_loss() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let guard = client.lock(ON_FIRST).try_acquire().await.expect("an answer").expect("a free lock");
@@ -173,7 +173,7 @@ async fn a_loss_is_told_also_by_a_release_that_is_redirected() {
 /// Clients can reach this node, and it believes that it owns the slots. Here it never had all of
 /// them, which looks the same from outside.
 #[tokio::test]
-async fn a_node_that_is_cut_off_from_the_others_is_left_for_them() {
+async fn client_leaves_a_node_that_is_cut_off_from_its_cluster() {
     let (cut_off, whole) = (node(), node());
     assert_eq!(cut_off.client().call("CLUSTER ADDSLOTSRANGE 0 16382"), "OK");
     assert_eq!(whole.client().call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
@@ -181,12 +181,12 @@ async fn a_node_that_is_cut_off_from_the_others_is_left_for_them() {
     let client = Client::builder().connect_cluster(&[&url(&cut_off), &url(&whole)]).await.expect("a cluster");
     let guard = client.lock(ON_FIRST).acquire().await.expect("a free lock");
     assert_eq!(whole.client().holder(ON_FIRST).map(|holder| holder.token as u64), Some(guard.token()));
-    assert!(command_stat(&cut_off, "cluster|slots", "calls") > 0, "it was believed at first");
+    assert!(command_stat(&cut_off, "cluster|slots", "calls") > 0, "the client asked this node for the slots first");
 }
 
 /// The client sends no other request. The node is alive, and answers a PING.
 #[tokio::test]
-async fn a_waiter_leaves_a_node_that_is_cut_off_from_the_others() {
+async fn waiter_leaves_a_node_that_is_cut_off_from_its_cluster() {
     let (cut_off, whole) = (node(), node());
     for node in [&cut_off, &whole] {
         assert_eq!(node.client().call("CLUSTER ADDSLOTSRANGE 0 16383"), "OK");
@@ -207,7 +207,7 @@ async fn a_waiter_leaves_a_node_that_is_cut_off_from_the_others() {
 /// The old node still answers, so the connection looks healthy. At the new node the session counts
 /// as closed.
 #[tokio::test]
-async fn a_session_follows_its_slot() {
+async fn session_follows_its_slot() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let grace = Duration::from_secs(2);
@@ -221,7 +221,7 @@ async fn a_session_follows_its_slot() {
 }
 
 #[tokio::test]
-async fn what_a_slot_on_its_way_has_moved_already_is_asked_for_at_the_other_node() {
+async fn request_for_a_migrated_key_goes_to_the_importing_node() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let guard = client.lock(ON_FIRST).fixed_lease(Duration::from_secs(60)).acquire().await.expect("free");
@@ -250,7 +250,7 @@ async fn what_a_slot_on_its_way_has_moved_already_is_asked_for_at_the_other_node
 }
 
 #[tokio::test]
-async fn a_slot_that_moves_is_followed_by_holders_and_waiters() {
+async fn holders_and_waiters_follow_a_moved_slot() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let lease = Duration::from_secs(3);
@@ -265,27 +265,31 @@ async fn a_slot_that_moves_is_followed_by_holders_and_waiters() {
     move_slot_of_first(&nodes);
 
     tokio::time::sleep(lease * 2).await;
-    assert!(guard.is_held(), "it is renewed at the new node");
+    assert!(guard.is_held(), "the hold is renewed at the new node");
     assert_eq!(guard.token(), token);
     guard.release().await.expect("it was held");
-    let next = tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic").expect("a grant");
+    let next = tokio::time::timeout(PATIENCE, waiter)
+        .await
+        .expect("the waiter is served")
+        .expect("no panic")
+        .expect("a grant");
     assert!(next.token() > token);
     assert_eq!(nodes[1].client().holder(ON_FIRST).map(|holder| holder.owner.into_bytes()), Some(next.owner().to_vec()));
 }
 
 /// A subscriber sends no requests, so no redirection tells it that the slot has moved.
 #[tokio::test]
-async fn a_slot_that_moves_is_followed_by_those_who_follow_what_happens() {
+async fn subscribers_follow_a_moved_slot() {
     let nodes = cluster().await;
     for node in &nodes {
         node.client().call("CONFIG SET notify-keyspace-events KA");
     }
     let (holder, follower) = (connect(&nodes[0]).await, connect(&nodes[0]).await);
     let guard = holder.lock(ON_FIRST).acquire().await.expect("free");
-    let mut events = follower.observe(ON_FIRST).events().await.expect("it tells");
+    let mut events = follower.observe(ON_FIRST).events().await.expect("the server sends events");
     move_slot_of_first(&nodes);
     let missed = async { while events.next().await.expect("an event") != Event::Missed {} };
-    tokio::time::timeout(PATIENCE, missed).await.expect("it is told that the slot has moved");
+    tokio::time::timeout(PATIENCE, missed).await.expect("the subscriber learns that the slot has moved");
     guard.release().await.expect("it was held");
     let next = tokio::time::timeout(PATIENCE, events.next()).await.expect("in time").expect("an event");
     assert_eq!(next, Event::Released);
@@ -294,7 +298,7 @@ async fn a_slot_that_moves_is_followed_by_those_who_follow_what_happens() {
 /// A redirection is not a server failure, so the client follows it even if it does not retry. If
 /// the redirection names no host, it means the host of the node that answered.
 #[tokio::test]
-async fn whoever_tries_once_is_redirected_all_the_same() {
+async fn single_attempt_follows_redirections() {
     for endpoint in ["ip", "unknown-endpoint"] {
         let nodes = cluster().await;
         for node in &nodes {
@@ -308,7 +312,7 @@ async fn whoever_tries_once_is_redirected_all_the_same() {
         // connection with it.
         let guard = lock.try_acquire().await.expect("an answer").expect("free");
         let (slot, to) = begin_to_move_slot_of_first(&nodes, ON_FIRST);
-        guard.renew().await.expect("it is held there, for whoever asks");
+        guard.renew().await.expect("the hold exists at that node");
         finish_move(&nodes, slot, &to);
         guard.renew().await.expect("it is held there");
         guard.release().await.expect("it was held");
@@ -317,7 +321,7 @@ async fn whoever_tries_once_is_redirected_all_the_same() {
 
 /// The client watches each connection, not just the first.
 #[tokio::test]
-async fn sessions_on_several_nodes_end_each_with_its_connection() {
+async fn session_on_each_node_ends_with_its_own_connection() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let mut guards = Vec::new();
@@ -329,13 +333,16 @@ async fn sessions_on_several_nodes_end_each_with_its_connection() {
     for (node, guard) in nodes.iter().zip(&guards).rev() {
         kill_connections(node);
         let hearing = tokio::spawn(guard.lost());
-        tokio::time::timeout(Duration::from_secs(4), hearing).await.expect("it hears of it at once").expect("no panic");
+        tokio::time::timeout(Duration::from_secs(4), hearing)
+            .await
+            .expect("the loss is reported at once")
+            .expect("no panic");
     }
 }
 
 /// A client cannot wait at a node that is still importing the slot, so it polls there.
 #[tokio::test]
-async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
+async fn waiter_for_a_migrated_key_gets_the_lock() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     let guard = client.lock(ON_FIRST).fixed_lease(Duration::from_secs(60)).acquire().await.expect("free");
@@ -358,14 +365,14 @@ async fn what_a_slot_on_its_way_has_moved_already_is_waited_for() {
     assert!(!waiters.iter().any(tokio::task::JoinHandle::is_finished), "it is held");
     guard.release().await.expect("it was held");
     for waiter in waiters {
-        let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic");
+        let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("the waiter is served").expect("no panic");
         outcome.expect("a grant, and its release");
     }
 }
 
 /// The client keeps trying to connect to the hanging node, for a second each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {
+async fn timed_hung_node_does_not_delay_requests_to_others() {
     let nodes = cluster().await;
     for node in &nodes {
         assert_eq!(node.client().call("CONFIG SET cluster-node-timeout 600000"), "OK");
@@ -396,7 +403,7 @@ async fn timed_a_node_that_hangs_holds_up_nobody_who_asks_another_one() {
 }
 
 #[tokio::test]
-async fn a_node_that_serves_no_slot_any_more_is_left() {
+async fn client_leaves_a_node_without_slots() {
     let nodes = cluster().await;
     let client = connect(&nodes[0]).await;
     for key in [ON_FIRST, ON_SECOND] {
@@ -407,7 +414,7 @@ async fn a_node_that_serves_no_slot_any_more_is_left() {
     for node in [&nodes[1], &nodes[0]] {
         assert!(node.client().call_in_one_step(&moves).iter().all(|answer| *answer == "OK"));
     }
-    assert_eq!(connections(&nodes[0]), 1, "nothing tells the client that it has no slots");
+    assert_eq!(connections(&nodes[0]), 1, "the client has not noticed that the node has no slots");
     // When a request is lost with its connection, the client asks for the slot map.
     nodes[1].client().call("CLIENT PAUSE 60000 WRITE");
     let asking = tokio::spawn({

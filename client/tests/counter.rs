@@ -78,7 +78,7 @@ async fn ten_thousand_tasks_count_over_few_connections() {
 }
 
 #[test]
-fn a_thousand_threads_count_over_few_connections() {
+fn thousand_threads_count_over_few_connections() {
     let server = Server::start();
     let client = rlock_client::blocking::Client::connect(&url(&server)).expect("a server");
     let counter = Counter::default();

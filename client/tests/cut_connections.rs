@@ -227,16 +227,16 @@ async fn cut_both_ways(scenes: &[Scene]) {
 }
 
 #[tokio::test]
-async fn a_connection_cut_anywhere_while_one_holds_does_no_harm() {
+async fn connection_cut_anywhere_does_no_harm_to_holders() {
     cut_both_ways(&[Scene::FirstUse, Scene::Holding, Scene::HoldingWithASession]).await;
 }
 
 #[tokio::test]
-async fn a_connection_cut_anywhere_while_one_waits_does_no_harm() {
+async fn connection_cut_anywhere_does_no_harm_to_waiters() {
     cut_both_ways(&[Scene::Waiting, Scene::WaitingInAFairQueue, Scene::ADroppedWait]).await;
 }
 
 #[tokio::test]
-async fn a_connection_cut_anywhere_does_no_harm_to_other_kinds_of_locks() {
+async fn connection_cut_anywhere_does_no_harm_to_other_kinds_of_locks() {
     cut_both_ways(&[Scene::ReadingAndWriting, Scene::Permits, Scene::SeveralKeys]).await;
 }

@@ -20,13 +20,13 @@ async fn connect_impatiently(seed: &Server) -> Client {
     Client::builder().command_timeout(SHORT).connect_cluster(&[&url(seed)]).await.expect("a cluster")
 }
 
-async fn cancelled(node: &Server, command: &str, times: i64) {
+async fn wait_for_calls(node: &Server, command: &str, times: i64) {
     eventually(|| command_stat(node, command, "calls") >= times).await;
 }
 
 /// Neither node has both keys, and each answers TRYAGAIN.
 #[tokio::test]
-async fn what_is_taken_back_while_its_slot_is_on_its_way_does_not_hold_up_its_owner() {
+async fn request_cancelled_in_a_migrating_slot_does_not_block_its_owner() {
     let nodes = cluster().await;
     let client = connect_impatiently(&nodes[0]).await;
     let keys = [1, 2].map(|number| format!("{ON_FIRST}{number}"));
@@ -38,9 +38,9 @@ async fn what_is_taken_back_while_its_slot_is_on_its_way_does_not_hold_up_its_ow
     eventually(|| nodes[0].client().waiting_owners(&keys[0]).len() == 1).await;
     begin_to_move_slot_of_first(&nodes, &keys[0]);
     waiting.abort();
-    cancelled(&nodes[1], "RLOCK.CANCEL", 1).await;
+    wait_for_calls(&nodes[1], "RLOCK.CANCEL", 1).await;
     let one = client.lock(&keys[1]).owner("me");
     let asking = tokio::spawn(async move { one.try_acquire().await });
-    let outcome = tokio::time::timeout(PATIENCE, asking).await.expect("it has its turn").expect("no panic");
+    let outcome = tokio::time::timeout(PATIENCE, asking).await.expect("the request ends in time").expect("no panic");
     assert!(outcome.expect("an answer").is_none(), "a stranger holds it");
 }

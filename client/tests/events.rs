@@ -16,11 +16,11 @@ async fn next(events: &mut rlock_client::Events) -> Event {
 }
 
 #[tokio::test]
-async fn what_happens_to_a_lock_is_followed() {
+async fn subscribers_get_the_events_of_a_lock() {
     let server = Server::with(&["notify-keyspace-events KA"]);
     let client = connect(&server).await;
-    let mut events = client.observe("k").events().await.expect("it tells");
-    let mut others = client.observe("k").events().await.expect("it tells");
+    let mut events = client.observe("k").events().await.expect("the server sends events");
+    let mut others = client.observe("k").events().await.expect("the server sends events");
     let _elsewhere = client.lock("other").acquire().await.expect("free");
     client.lock("k").acquire().await.expect("free").release().await.expect("it was held");
     let forced = client.lock("k").acquire().await.expect("free");
@@ -41,10 +41,10 @@ async fn what_happens_to_a_lock_is_followed() {
 }
 
 #[tokio::test]
-async fn a_follower_is_told_what_a_lost_connection_may_have_hidden() {
+async fn subscriber_learns_that_a_lost_connection_may_have_hidden_events() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
     let client = connect(&server).await;
-    let mut events = client.observe("k").events().await.expect("it tells");
+    let mut events = client.observe("k").events().await.expect("the server sends events");
     kill_connections(&server);
     assert_eq!(next(&mut events).await, Event::Missed);
     let _held = client.lock("k").acquire().await.expect("free");
@@ -54,12 +54,12 @@ async fn a_follower_is_told_what_a_lost_connection_may_have_hidden() {
 /// The network swallows whatever is sent over the connection, and the client has no other request
 /// to send.
 #[tokio::test]
-async fn a_connection_that_dies_silently_is_found_while_somebody_follows_over_it() {
+async fn silently_dead_connection_of_a_subscriber_is_replaced() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
     let proxy = Proxy::before(&server).await;
     let options = Client::builder().ping_after(Duration::from_millis(100)).connect_timeout(Duration::from_millis(500));
     let client = options.connect(&proxy.url()).await.expect("a server");
-    let mut events = client.observe("k").events().await.expect("it tells");
+    let mut events = client.observe("k").events().await.expect("the server sends events");
     let mut is_first = true;
     proxy.set(move |direction, _| match direction == Direction::ToServer && std::mem::take(&mut is_first) {
         true => Fate::Swallow,
@@ -72,7 +72,7 @@ async fn a_connection_that_dies_silently_is_found_while_somebody_follows_over_it
 
 /// The connection is cut at the request that precedes the subscription.
 #[tokio::test]
-async fn a_connection_that_is_lost_while_somebody_begins_to_follow_is_replaced() {
+async fn connection_lost_during_a_subscription_is_replaced() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -83,42 +83,42 @@ async fn a_connection_that_is_lost_while_somebody_begins_to_follow_is_replaced()
         let is_question = direction == Direction::ToServer && length == question;
         if is_question && !cut.swap(true, Ordering::Relaxed) { Fate::CutAfter(0) } else { Fate::Pass }
     });
-    let mut events = client.observe("k").events().await.expect("it tells");
+    let mut events = client.observe("k").events().await.expect("the server sends events");
     assert!(is_cut.load(Ordering::Relaxed));
     let _held = client.lock("k").acquire().await.expect("free");
     assert_eq!(next(&mut events).await, Event::Acquired);
 }
 
-/// Does a part of some work: looks at it so often, and lets all else go on in between.
-async fn so_far<T>(looks: usize, work: impl Future<Output = T>) -> (usize, Option<T>) {
+/// Does a part of some work: polls at it so often, and lets all else go on in between.
+async fn poll_up_to<T>(polls: usize, work: impl Future<Output = T>) -> (usize, Option<T>) {
     let mut work = std::pin::pin!(work);
-    for look in 1..=looks {
+    for poll in 1..=polls {
         if let Poll::Ready(done) = std::future::poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await {
-            return (look, Some(done));
+            return (poll, Some(done));
         }
         tokio::task::yield_now().await;
     }
-    (looks, None)
+    (polls, None)
 }
 
 /// Wherever a subscriber gives up, it leaves no subscription behind, and later subscribers to the
 /// key still get its events.
 #[tokio::test]
-async fn following_that_is_given_up_leaves_nothing() {
+async fn abandoned_subscription_leaves_nothing() {
     const KEYS: usize = 300;
     let server = Server::with(&["notify-keyspace-events KA"]);
     let client = connect(&server).await;
-    let (looks, events) = so_far(usize::MAX, client.observe("first").events()).await;
-    drop(events.expect("all of it").expect("it tells"));
+    let (polls, events) = poll_up_to(usize::MAX, client.observe("first").events()).await;
+    drop(events.expect("all of it").expect("the server sends events"));
     for number in 0..KEYS {
         // The last ones run to completion.
-        let looks = 1 + looks * number * 5 / 4 / KEYS;
-        drop(so_far(looks, client.observe(format!("k{number}")).events()).await);
+        let polls = 1 + polls * number * 5 / 4 / KEYS;
+        drop(poll_up_to(polls, client.observe(format!("k{number}")).events()).await);
     }
     eventually(|| server.client().call("PUBSUB CHANNELS __keyspace*").array().is_empty()).await;
     let mut operator = server.client();
     for number in 0..KEYS {
-        let mut events = client.observe(format!("k{number}")).events().await.expect("it tells");
+        let mut events = client.observe(format!("k{number}")).events().await.expect("the server sends events");
         operator.call(format!("RLOCK.ACQUIRE k{number} other"));
         operator.call(format!("RLOCK.FORCERELEASE k{number}"));
         assert_eq!((next(&mut events).await, next(&mut events).await), (Event::Acquired, Event::Forced));
@@ -126,12 +126,12 @@ async fn following_that_is_given_up_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_tells_nothing_is_named() {
+async fn events_without_keyspace_notifications_are_an_error() {
     let server = Server::start();
     let client = connect(&server).await;
     assert!(matches!(client.observe("k").events().await, Err(Error::NoEvents)));
     server.client().call("CONFIG SET notify-keyspace-events Kd");
-    client.observe("k").events().await.expect("it tells from now on");
+    client.observe("k").events().await.expect("the server now sends events");
 }
 
 /// All events, as text.
@@ -172,7 +172,7 @@ impl Metrics for Log {
 }
 
 #[tokio::test]
-async fn what_happens_is_counted() {
+async fn metrics_count_events() {
     let mut server = Server::start();
     let log = Arc::new(Log::default());
     let builder = Client::builder().metrics(log.clone());
@@ -216,7 +216,7 @@ async fn what_happens_is_counted() {
 /// A caller that returns permits does not wait once the loss is known. The request that was sent
 /// still completes, and finds the loss again.
 #[tokio::test]
-async fn a_loss_that_is_found_twice_is_counted_once() {
+async fn loss_found_twice_is_counted_once() {
     let server = Server::start();
     let log = Arc::new(Log::default());
     let client = Client::builder().metrics(log.clone()).connect(&url(&server)).await.expect("a server");

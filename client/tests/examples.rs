@@ -14,7 +14,7 @@ fn lines_of(example: &str, arguments: &[&str]) -> Vec<String> {
 
 /// Removes the last word of a line, which must be a token.
 fn without_token(line: &str) -> &str {
-    let (rest, token) = line.rsplit_once(' ').expect("several words");
+    let (rest, token) = line.rsplit_once(' ').expect("a line of several words");
     assert!(token.parse::<u64>().is_ok(), "{line}");
     rest
 }
@@ -26,13 +26,13 @@ fn each_example_is_run_by_a_test() {
     let forgotten: Vec<_> = examples().into_iter().filter(|example| !run.contains(example)).collect();
     assert!(forgotten.is_empty(), "{forgotten:?}");
     let readme = include_str!("../README.md");
-    let untold: Vec<_> =
+    let unlisted: Vec<_> =
         examples().into_iter().filter(|example| !readme.contains(&format!("| `{example}` |"))).collect();
-    assert!(untold.is_empty(), "the README does not list {untold:?}");
+    assert!(unlisted.is_empty(), "the README does not list {unlisted:?}");
 }
 
 #[test]
-fn processes_count_right_together() {
+fn processes_count_without_losing_a_step() {
     let server = Server::start();
     let mut children: Vec<_> = (0..3).map(|_| Child::run("counter", &[&url(&server)])).collect();
     let mut highest: Vec<u32> = children
@@ -49,7 +49,7 @@ fn processes_count_right_together() {
 }
 
 #[test]
-fn a_worker_with_fencing_writes_its_steps() {
+fn worker_with_fencing_writes_its_steps() {
     let server = Server::start();
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("a name");
@@ -86,7 +86,7 @@ fn candidates_lead_one_after_the_other() {
 }
 
 #[test]
-fn customers_are_served_as_they_came() {
+fn customers_are_served_in_order_of_arrival() {
     let server = Server::start();
     let lines = lines_of("fair_queue", &[&url(&server)]);
     let come = (1..=5).map(|customer| format!("customer {customer} has come"));
@@ -95,7 +95,7 @@ fn customers_are_served_as_they_came() {
 }
 
 #[test]
-fn a_quorum_is_held_while_a_minority_is_down() {
+fn quorum_is_held_while_a_minority_is_down() {
     let mut servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     servers[2].kill();
     let urls: Vec<_> = servers.iter().map(url).collect();
@@ -106,13 +106,13 @@ fn a_quorum_is_held_while_a_minority_is_down() {
 }
 
 #[test]
-fn threads_count_right() {
+fn threads_count_without_losing_a_step() {
     let server = Server::start();
     assert_eq!(lines_of("blocking_threads", &[&url(&server)]), ["8 threads counted to 80"]);
 }
 
 #[test]
-fn readers_share_and_a_writer_does_not() {
+fn readers_share_and_writers_do_not() {
     let server = Server::start();
     let lines = lines_of("read_write", &[&url(&server)]);
     assert_eq!(lines, ["one writes; may another read? false", "two read; may another write? false"]);
@@ -120,7 +120,7 @@ fn readers_share_and_a_writer_does_not() {
 }
 
 #[test]
-fn no_more_work_than_there_are_permits() {
+fn workers_never_exceed_the_permits() {
     let server = Server::start();
     assert_eq!(lines_of("semaphore", &[&url(&server)]), ["10 workers, at most 3 at a time"]);
 }

@@ -23,7 +23,7 @@ fn waiting(server: &Server) -> i64 {
 
 /// Whether INFO has this line. Sentinel closes all connections of a server when it changes its
 /// role, including this one.
-fn tells(server: &Server, line: &str) -> bool {
+fn info_has(server: &Server, line: &str) -> bool {
     let answer = server.try_client().and_then(|mut client| client.try_call("INFO everything"));
     answer.is_ok_and(|info| info.text().lines().any(|told| told == line))
 }
@@ -45,7 +45,7 @@ async fn connect(options: Builder, sentinels: &Sentinels) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sentinels_new_master_is_followed() {
+async fn client_follows_the_new_master_of_sentinel() {
     let (mut master, replicas) = master_and_replicas();
     let sentinels = Sentinels::of(master.port(), replicas.len());
     let client = connect(Client::builder(), &sentinels).await;
@@ -74,7 +74,7 @@ async fn sentinels_new_master_is_followed() {
 
     // Each of these tasks learns of the loss at its next renewal.
     eventually(|| crowd.heard() == UNREPLICATED).await;
-    eprintln!("the last has heard after {:?}", killed.elapsed());
+    eprintln!("the last loss was reported after {:?}", killed.elapsed());
     let ends = crowd.disperse().await;
     assert_eq!(ends[..HOLDERS - UNREPLICATED], [End::Released; HOLDERS - UNREPLICATED]);
     assert_eq!(ends[HOLDERS - UNREPLICATED..], [End::Lost; UNREPLICATED]);
@@ -85,7 +85,7 @@ async fn sentinels_new_master_is_followed() {
 
 /// The connections stay open, and the waiter is the client's only request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_leaves_a_master_that_hangs() {
+async fn waiter_leaves_a_hung_master() {
     let (master, replicas) = master_and_replicas();
     let sentinels = Sentinels::of(master.port(), replicas.len());
     let options = Client::builder().command_timeout(Duration::from_secs(1)).connect_timeout(Duration::from_secs(1));
@@ -100,12 +100,12 @@ async fn a_waiter_leaves_a_master_that_hangs() {
     block_in_place(|| {
         master.while_stopped(|| {
             let stopped = Instant::now();
-            let waits_elsewhere = || replicas.iter().any(|replica| tells(replica, "rlock_waiting:1"));
+            let waits_elsewhere = || replicas.iter().any(|replica| info_has(replica, "rlock_waiting:1"));
             Handle::current().block_on(eventually(waits_elsewhere));
             eprintln!("it waits at the new master after {:?}", stopped.elapsed());
         });
     });
-    let new = replicas.iter().find(|replica| tells(replica, "rlock_waiting:1")).expect("a new master");
+    let new = replicas.iter().find(|replica| info_has(replica, "rlock_waiting:1")).expect("a new master");
     assert_eq!(new.client().call("RLOCK.RELEASE k other"), 0);
     waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
 }
@@ -113,7 +113,7 @@ async fn a_waiter_leaves_a_master_that_hangs() {
 /// The master answers each request with BUSY, and Sentinel cannot make it a replica of the new one.
 /// The connections stay open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_that_answers_nobody_and_was_replaced_is_left() {
+async fn client_leaves_a_busy_master_that_was_replaced() {
     let (mut master, replicas) = master_and_replicas();
     let sentinels = Sentinels::of(master.port(), replicas.len());
     let client = connect(Client::builder().ping_after(Duration::from_secs(1)), &sentinels).await;
@@ -129,8 +129,8 @@ async fn a_master_that_answers_nobody_and_was_replaced_is_left() {
     let endless: [&[u8]; 4] = [b"EVAL", b"redis.call('SET', KEYS[1], 1) while true do end", b"1", b"x"];
     let mut busy = master.client();
     busy.try_send(&[Command::from(endless)]).expect("it is sent");
-    eventually(|| replicas.iter().any(|replica| tells(replica, "rlock_waiting:1"))).await;
-    let new = replicas.iter().find(|replica| tells(replica, "rlock_waiting:1")).expect("a new master");
+    eventually(|| replicas.iter().any(|replica| info_has(replica, "rlock_waiting:1"))).await;
+    let new = replicas.iter().find(|replica| info_has(replica, "rlock_waiting:1")).expect("a new master");
     assert_eq!(new.client().call("RLOCK.RELEASE k other"), 0);
     waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
     // A request for another lock is served as well.
@@ -140,7 +140,7 @@ async fn a_master_that_answers_nobody_and_was_replaced_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_takes_over_in_a_cluster_is_followed() {
+async fn client_follows_a_promoted_replica_in_a_cluster() {
     let mut cluster = Cluster::start();
     let seeds: Vec<_> = cluster.nodes().iter().map(url).collect();
     let seeds: Vec<_> = seeds.iter().map(String::as_str).collect();

@@ -158,7 +158,7 @@ impl Campaign {
             })
             .collect();
         for visit in visits {
-            visit.await.expect("what visitors see is right");
+            visit.await.expect("the visitor found no error");
         }
     }
 
@@ -221,13 +221,13 @@ impl Campaign {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_a_lossy_network_holds_are_counted_right_and_nobody_believes_wrongly() {
+async fn lossy_network_causes_no_wrong_count_or_conflicting_guards() {
     Campaign::new(Weather::Lossy).await.run().await;
 }
 
 /// A request that arrives after it was given up may be granted for the length of its lease, but no
 /// guard reports that hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_a_network_that_delivers_late_nobody_believes_wrongly() {
+async fn late_delivery_causes_no_conflicting_guards() {
     Campaign::new(Weather::Late).await.run().await;
 }

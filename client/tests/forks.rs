@@ -19,18 +19,18 @@ const LEASE: Duration = Duration::from_secs(1);
 
 /// A separate process forks, because many tests run in this one.
 #[test]
-fn timed_after_a_fork_one_process_gets_the_lock_and_keeps_it() {
+fn timed_one_process_gets_and_keeps_the_lock_after_a_fork() {
     if let Ok(url) = env::var(FORKS) {
         return use_a_client_and_fork(&url);
     }
     let server = Server::start();
-    let mut forking = Command::new(env::current_exe().expect("a path of this test"));
-    forking.args(["--exact", "forks::timed_after_a_fork_one_process_gets_the_lock_and_keeps_it", "--nocapture"]);
+    let mut forking = Command::new(env::current_exe().expect("the path of this test"));
+    forking.args(["--exact", "forks::timed_one_process_gets_and_keeps_the_lock_after_a_fork", "--nocapture"]);
     let output = forking.env(FORKS, url(&server)).output().expect("this test runs");
     let said = String::from_utf8_lossy(&output.stdout);
-    let mut came_of_it: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("process: ")).collect();
-    came_of_it.sort_unstable();
-    assert_eq!(came_of_it, ["held and kept", "not free"], "{said}");
+    let mut outcomes: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("process: ")).collect();
+    outcomes.sort_unstable();
+    assert_eq!(outcomes, ["held and kept", "not free"], "{said}");
 }
 
 fn use_a_client_and_fork(url: &str) {
@@ -44,8 +44,8 @@ fn use_a_client_and_fork(url: &str) {
         let mut status = 0;
         // SAFETY: `status` lives.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        let came_of_it = ["not free", "held and lost", "held and kept", "panicked"];
-        println!("process: {}", came_of_it[usize::try_from(libc::WEXITSTATUS(status)).expect("a small number")]);
+        let outcomes = ["not free", "held and lost", "held and kept", "panicked"];
+        println!("process: {}", outcomes[usize::try_from(libc::WEXITSTATUS(status)).expect("a small number")]);
     }
 }
 
@@ -56,13 +56,13 @@ const FORKS_BUSILY: &str = "RLOCK_TESTS_FORK_BUSY";
 const FORKS_COUNT: usize = 400;
 
 #[test]
-fn a_fork_while_others_use_timers_leaves_a_process_that_can_wait() {
+fn process_forked_while_threads_use_timers_can_wait() {
     if let Ok(url) = env::var(FORKS_BUSILY) {
         return fork_busily(&url);
     }
     let server = Server::start();
-    let mut forking = Command::new(env::current_exe().expect("a path of this test"));
-    forking.args(["--exact", "forks::a_fork_while_others_use_timers_leaves_a_process_that_can_wait", "--nocapture"]);
+    let mut forking = Command::new(env::current_exe().expect("the path of this test"));
+    forking.args(["--exact", "forks::process_forked_while_threads_use_timers_can_wait", "--nocapture"]);
     let output = forking.env(FORKS_BUSILY, url(&server)).output().expect("this test runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }

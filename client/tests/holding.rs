@@ -9,7 +9,7 @@ use crate::support::{Reply, Server, Stopwatch};
 use crate::{connect, eventually};
 
 #[tokio::test]
-async fn a_lock_is_held_by_one_and_then_by_the_next() {
+async fn lock_has_one_holder_after_the_other() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.lock("k");
@@ -30,7 +30,7 @@ async fn a_lock_is_held_by_one_and_then_by_the_next() {
 }
 
 #[tokio::test]
-async fn a_dropped_guard_releases() {
+async fn dropped_guard_releases() {
     let server = Server::start();
     let client = connect(&server).await;
     drop(client.lock("k").acquire().await.expect("a free lock"));
@@ -38,7 +38,7 @@ async fn a_dropped_guard_releases() {
 }
 
 #[tokio::test]
-async fn without_a_lease_it_renews_itself_until_it_is_released() {
+async fn lease_is_renewed_until_the_release() {
     let server = Server::start();
     let client = connect(&server).await;
     // Long enough for a busy machine to renew late.
@@ -64,7 +64,7 @@ fn time_of_this_thread() -> Duration {
 
 /// Everything runs on one thread, so polling would show in the thread's CPU time.
 #[tokio::test]
-async fn what_is_held_costs_next_to_nothing_while_nothing_happens() {
+async fn idle_holds_use_almost_no_cpu() {
     for lines in [&[] as &[&str], &["notify-keyspace-events KEA"]] {
         let server = Server::with(lines);
         let client = connect(&server).await;
@@ -87,7 +87,7 @@ async fn what_is_held_costs_next_to_nothing_while_nothing_happens() {
 }
 
 #[tokio::test]
-async fn timed_with_a_lease_it_is_not_renewed_and_its_end_is_told_before_the_server_acts() {
+async fn timed_fixed_lease_is_not_renewed_and_its_loss_is_reported_before_it_expires() {
     let server = Server::start();
     let client = connect(&server).await;
     // Long enough that the safety margin is longer than a request takes.
@@ -98,7 +98,7 @@ async fn timed_with_a_lease_it_is_not_renewed_and_its_end_is_told_before_the_ser
     guard.lost().await;
     assert!(observer.holder("k").is_some(), "the server still counts");
     assert!(!guard.is_held());
-    watch.assert_took_ms(0..2000, "what the holder believes");
+    watch.assert_took_ms(0..2000, "the time that the guard counted as held");
     eventually(|| server.client().holder("k").is_none()).await;
     assert!(watch.elapsed() >= lease);
     assert!(matches!(guard.renew().await, Err(Error::Lost)));
@@ -106,24 +106,24 @@ async fn timed_with_a_lease_it_is_not_renewed_and_its_end_is_told_before_the_ser
 }
 
 #[tokio::test]
-async fn a_renewal_by_hand_moves_the_end_away() {
+async fn manual_renewal_extends_the_hold() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").fixed_lease(Duration::from_secs(5)).acquire().await.expect("a free lock");
     for refused in [Duration::ZERO, Duration::from_secs(400 * 24 * 60 * 60), Duration::MAX] {
         let outcome = guard.renew_for(refused).await;
         assert!(matches!(outcome, Err(Error::Argument(_))), "{outcome:?}");
-        assert!(!guard.is_suspected(), "the server was not asked");
+        assert!(!guard.is_suspected(), "no request reached the server");
     }
     guard.renew_for(Duration::from_secs(60)).await.expect("it is held");
     assert!(guard.valid_for() > Duration::from_secs(50));
     assert!(server.client().call("RLOCK.PTTL k").int() > 50_000);
     guard.renew().await.expect("it is held");
-    assert!(guard.valid_for() > Duration::from_secs(50), "an end never comes nearer");
+    assert!(guard.valid_for() > Duration::from_secs(50), "a renewal never shortens the hold");
 }
 
 #[tokio::test]
-async fn timed_max_hold_ends_it_whatever_is_renewed() {
+async fn timed_max_hold_ends_the_hold_despite_renewals() {
     let server = Server::start();
     let client = connect(&server).await;
     let most = Duration::from_millis(500);
@@ -136,7 +136,7 @@ async fn timed_max_hold_ends_it_whatever_is_renewed() {
 }
 
 #[tokio::test]
-async fn a_re_entry_is_not_held_for_longer_than_the_hold_may_be() {
+async fn reentry_does_not_outlast_max_hold() {
     let server = Server::start();
     let client = connect(&server).await;
     let most = Duration::from_secs(20);
@@ -147,7 +147,10 @@ async fn a_re_entry_is_not_held_for_longer_than_the_hold_may_be() {
     let inner = outer.reenter().expect("a re-entry");
     let at_the_server = Duration::from_millis(server.client().holder("k").expect("it is held").lease_ms as u64);
     let left = most - since_then.elapsed() + Duration::from_millis(500);
-    assert!(at_the_server < left, "whoever holds may hang: then the server lets go; {at_the_server:?} of {left:?}");
+    assert!(
+        at_the_server < left,
+        "the server must end the hold even if the holder hangs; {at_the_server:?} of {left:?}"
+    );
     inner.renew_for(most * 3).await.expect("it is held");
     let left = most - since_then.elapsed();
     assert!(inner.valid_for() <= left, "{:?} of {left:?}", inner.valid_for());
@@ -155,7 +158,7 @@ async fn a_re_entry_is_not_held_for_longer_than_the_hold_may_be() {
 
 /// The upgrade waits for another reader meanwhile.
 #[tokio::test]
-async fn timed_an_upgrade_is_not_held_for_longer_than_its_reader_may_be() {
+async fn timed_upgrade_does_not_outlast_max_hold_of_its_reader() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.rw_lock("k");
@@ -175,7 +178,7 @@ async fn timed_an_upgrade_is_not_held_for_longer_than_its_reader_may_be() {
 }
 
 #[tokio::test]
-async fn the_longest_time_of_a_hold_counts_from_its_grant() {
+async fn max_hold_counts_from_the_grant() {
     let server = Server::start();
     let client = connect(&server).await;
     let most = Duration::from_secs(20);
@@ -194,7 +197,7 @@ async fn the_longest_time_of_a_hold_counts_from_its_grant() {
 }
 
 #[tokio::test]
-async fn an_owner_may_hold_twice() {
+async fn owner_may_hold_twice() {
     let server = Server::start();
     let client = connect(&server).await;
     let outer = client.lock("k").acquire().await.expect("a free lock");
@@ -210,7 +213,7 @@ async fn an_owner_may_hold_twice() {
 }
 
 #[tokio::test]
-async fn errors_name_what_is_wrong() {
+async fn errors_name_the_problem() {
     let server = Server::start();
     let client = connect(&server).await;
     server.client().call("SET s string");
@@ -230,14 +233,14 @@ async fn errors_name_what_is_wrong() {
     assert_eq!(server.client().call("EXISTS k"), Reply::Int(0));
 
     assert!(matches!(rlock_client::Client::connect("nonsense").await, Err(Error::Argument(_))));
-    let nobody = format!("redis://127.0.0.1:{}/", crate::support::free_port());
-    assert!(matches!(rlock_client::Client::connect(&nobody).await, Err(Error::Unavailable { .. })));
+    let unreachable = format!("redis://127.0.0.1:{}/", crate::support::free_port());
+    assert!(matches!(rlock_client::Client::connect(&unreachable).await, Err(Error::Unavailable { .. })));
 }
 
 /// A client with write access to the key can make it expire. The next renewal reports that, and the
 /// guard believes it.
 #[tokio::test]
-async fn an_expire_on_the_key_ends_what_is_relied_on() {
+async fn expire_on_the_key_shortens_the_guard() {
     let server = Server::start();
     let client = crate::connect(&server).await;
     let guard = client.lock("k").fixed_lease(Duration::from_secs(600)).acquire().await.expect("a grant");

@@ -16,7 +16,7 @@ fn home() -> Runtime {
 
 /// A guard without a renewal task would report a lock as held that is not renewed.
 #[test]
-fn without_its_home_a_client_gives_no_guards() {
+fn client_without_its_home_returns_no_guards() {
     let server = Server::start();
     let gone = home();
     let client = gone.block_on(connect(&server));
@@ -30,7 +30,7 @@ fn without_its_home_a_client_gives_no_guards() {
 /// It also stops retrying, which it would not do for servers that are down. A minority that is gone
 /// counts as down.
 #[test]
-fn a_quorum_without_homes_gives_no_guards() {
+fn quorum_without_homes_returns_no_guards() {
     let servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
     let (gone, stays) = (home(), home());
     let connect_all = |homes: [&Runtime; 5]| {
@@ -49,7 +49,7 @@ fn a_quorum_without_homes_gives_no_guards() {
 }
 
 #[test]
-fn a_guard_that_lost_its_home_hears_of_the_end_of_its_lease() {
+fn guard_without_its_home_reports_the_end_of_its_lease() {
     let server = Server::start();
     let gone = home();
     let lease = Duration::from_secs(2);
@@ -58,15 +58,17 @@ fn a_guard_that_lost_its_home_hears_of_the_end_of_its_lease() {
     let lost = guard.lost();
     gone.shutdown_background();
     let watch = std::time::Instant::now();
-    home().block_on(async { tokio::time::timeout(lease * 10, lost).await.expect("the clock tells") });
-    assert!(watch.elapsed() < lease * 5, "it was woken, and did not just look again");
+    home().block_on(async {
+        tokio::time::timeout(lease * 10, lost).await.expect("the guard is lost when its lease expires")
+    });
+    assert!(watch.elapsed() < lease * 5, "the guard woke the task when the lease expired");
     assert!(!guard.is_held());
 }
 
 /// A blocking client whose threads have ended is useless, even if it is part of another client's
 /// lock. The last handle to it may be that lock, and later the guard.
 #[test]
-fn a_blocking_client_lives_as_long_as_what_it_is_a_place_of() {
+fn blocking_client_lives_as_long_as_the_locks_and_guards_that_use_it() {
     let server = Server::start();
     let client = blocking::Client::connect(&url(&server)).expect("a server");
     let sibling = blocking::Client::connect(&format!("{}1", url(&server))).expect("a server");
@@ -84,7 +86,7 @@ fn a_blocking_client_lives_as_long_as_what_it_is_a_place_of() {
 /// A client used from another runtime makes a connection for all its users. The connection does not
 /// depend on that runtime.
 #[test]
-fn timed_a_guest_that_stands_still_holds_nobody_up() {
+fn timed_stalled_guest_runtime_does_not_block_others() {
     let server = Server::start();
     let home = home();
     let client = home.block_on(connect(&server));
@@ -99,7 +101,7 @@ fn timed_a_guest_that_stands_still_holds_nobody_up() {
 }
 
 #[test]
-fn a_blocking_guard_that_is_dropped_has_released() {
+fn dropping_a_blocking_guard_waits_for_its_release() {
     let server = Server::start();
     for _ in 0..20 {
         let client = blocking::Client::connect(&url(&server)).expect("a server");
@@ -112,7 +114,7 @@ fn a_blocking_guard_that_is_dropped_has_released() {
 
 /// An async task must not block, so the release finishes in the background.
 #[tokio::test]
-async fn a_blocking_guard_may_be_dropped_in_a_task() {
+async fn blocking_guard_may_be_dropped_in_an_async_task() {
     let server = Server::start();
     let url = url(&server);
     let acquire = move || {
@@ -126,13 +128,13 @@ async fn a_blocking_guard_may_be_dropped_in_a_task() {
 }
 
 #[test]
-fn what_was_dropped_is_released_when_its_client_has_been_closed() {
+fn close_releases_dropped_guards() {
     let server = Server::start();
     for _ in 0..20 {
         home().block_on(async {
             let client = connect(&server).await;
             drop(client.lock("k").acquire().await.expect("a free lock"));
-            client.close().await.expect("it is tidied up");
+            client.close().await.expect("every request is settled");
         });
         assert!(server.client().holder("k").is_none());
     }
@@ -140,7 +142,7 @@ fn what_was_dropped_is_released_when_its_client_has_been_closed() {
 
 /// Closing takes no longer than the timeout of one answer, and reports what it has left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_before_a_server_that_hangs_says_what_is_left() {
+async fn close_with_a_hung_server_reports_pending_requests() {
     let server = Server::start();
     let client = Client::builder().command_timeout(Duration::from_millis(500)).connect(&url(&server)).await;
     let client = client.expect("a server");
@@ -157,7 +159,7 @@ async fn closing_before_a_server_that_hangs_says_what_is_left() {
 }
 
 #[tokio::test]
-async fn a_closed_client_waits_for_nothing_and_lets_go_of_what_is_held() {
+async fn closing_a_client_ends_waits_and_releases_holds() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("a free lock");
@@ -166,7 +168,7 @@ async fn a_closed_client_waits_for_nothing_and_lets_go_of_what_is_held() {
         async move { lock.acquire().await }
     });
     eventually(|| server.client().waiting_owners("k").len() == 1).await;
-    client.close().await.expect("it is tidied up");
+    client.close().await.expect("every request is settled");
     assert!(matches!(waiter.await.expect("no panic"), Err(Error::Closed)));
     assert!(server.client().waiting_owners("k").is_empty());
     assert!(matches!(client.lock("l").try_acquire().await, Err(Error::Closed)));
@@ -186,7 +188,7 @@ fn with_one_far_away(network: &Runtime) -> ([Server; 3], Proxy, Vec<String>) {
 /// A release does not wait for a server that never grants, and waits a limited time for one that
 /// has died since.
 #[test]
-fn timed_a_blocking_guard_of_a_quorum_does_not_wait_for_servers_that_are_down() {
+fn timed_blocking_quorum_guard_does_not_wait_for_dead_servers() {
     let mut servers = [Server::start(), Server::start(), Server::start()];
     let urls: Vec<_> = servers.iter().map(url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -199,15 +201,15 @@ fn timed_a_blocking_guard_of_a_quorum_does_not_wait_for_servers_that_are_down() 
     servers[2].kill();
     let watch = Stopwatch::start();
     guard.release().expect("two of three are a majority");
-    watch.assert_took_ms(0..6500, "a release on a server that has died");
+    watch.assert_took_ms(0..6500, "a release with one dead server");
     let watch = Stopwatch::start();
     drop(lock.acquire().expect("two of three are free"));
-    watch.assert_took_ms(0..2000, "a hold that a server that is down has no part in");
+    watch.assert_took_ms(0..2000, "a hold without the dead server");
     servers[2].restart();
 }
 
 #[test]
-fn what_a_majority_did_not_wait_for_is_released_when_its_quorum_has_been_closed() {
+fn quorum_close_releases_on_servers_outside_the_majority() {
     let network = home();
     let (servers, _proxy, urls) = with_one_far_away(&network);
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -216,7 +218,7 @@ fn what_a_majority_did_not_wait_for_is_released_when_its_quorum_has_been_closed(
         let guard = quorum.lock("k").server_timeout(Duration::from_secs(5)).acquire().await.expect("free");
         eventually(|| servers[2].client().holder("k").is_some()).await;
         guard.release().await.expect("it was held");
-        quorum.close().await.expect("it is tidied up");
+        quorum.close().await.expect("every request is settled");
         assert!(matches!(quorum.lock("k").try_acquire().await, Err(Error::Closed)));
     });
     assert!(servers.iter().all(|server| server.client().holder("k").is_none()));
@@ -224,7 +226,7 @@ fn what_a_majority_did_not_wait_for_is_released_when_its_quorum_has_been_closed(
 
 /// All clients close at once, so this takes no longer than closing one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_closing_a_quorum_before_servers_that_hang_says_what_is_left() {
+async fn timed_quorum_close_with_hung_servers_reports_pending_requests() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls: Vec<_> = servers.iter().map(url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -250,7 +252,7 @@ async fn timed_closing_a_quorum_before_servers_that_hang_says_what_is_left() {
 
 /// The home's connections end with it, but no task there reports that.
 #[test]
-fn who_waits_elsewhere_hears_that_the_home_has_ended() {
+fn waiter_on_another_runtime_notices_the_end_of_the_home() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
     server.client().call("RLOCK.ACQUIRE k stranger PX 600000");
     let (gone, here) = (home(), home());
@@ -259,7 +261,7 @@ fn who_waits_elsewhere_hears_that_the_home_has_ended() {
         let lock = client.lock("k");
         async move { lock.acquire().await }
     });
-    let mut events = here.block_on(client.observe("l").events()).expect("it tells");
+    let mut events = here.block_on(client.observe("l").events()).expect("the server sends events");
     let following = here.spawn(async move { events.next().await });
     support::eventually(crate::PATIENCE, || server.client().waiting_owners("k").len() == 1);
     gone.shutdown_background();
@@ -271,7 +273,7 @@ fn who_waits_elsewhere_hears_that_the_home_has_ended() {
 }
 
 #[tokio::test]
-async fn closing_waits_for_an_attempt_and_gives_back_what_it_was_granted() {
+async fn close_waits_for_an_attempt_and_releases_its_grant() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = Client::connect(&proxy.url()).await.expect("a server");
@@ -284,14 +286,14 @@ async fn closing_waits_for_an_attempt_and_gives_back_what_it_was_granted() {
         async move { lock.try_acquire().await }
     });
     eventually(|| server.client().holder("k").is_some()).await;
-    client.close().await.expect("it is tidied up");
+    client.close().await.expect("every request is settled");
     assert!(server.client().holder("k").is_none());
     let outcome = attempt.await.expect("no panic");
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }
 
 #[tokio::test]
-async fn closing_waits_for_permits_that_are_being_taken_and_gives_them_back() {
+async fn close_waits_for_a_drain_and_releases_its_permits() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = Client::connect(&proxy.url()).await.expect("a server");
@@ -306,7 +308,7 @@ async fn closing_waits_for_permits_that_are_being_taken_and_gives_them_back() {
     });
     let available = || server.client().call("RSEMAPHORE.INFO s").field("available");
     eventually(|| available() == 0).await;
-    client.close().await.expect("it is tidied up");
+    client.close().await.expect("every request is settled");
     assert_eq!(available(), 5);
     let outcome = attempt.await.expect("no panic");
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
@@ -314,7 +316,7 @@ async fn closing_waits_for_permits_that_are_being_taken_and_gives_them_back() {
 
 /// The grant has arrived, and no task has polled it yet.
 #[tokio::test]
-async fn closing_gives_back_what_a_wait_was_granted_and_nobody_has_heard_of() {
+async fn close_releases_a_grant_that_was_never_polled() {
     let server = Server::start();
     for places in [1, 2] {
         let client = connect(&server).await;
@@ -337,7 +339,7 @@ async fn closing_gives_back_what_a_wait_was_granted_and_nobody_has_heard_of() {
         // for it.
         client.observe("k").holders().await.expect("an answer");
         let (closed, outcome) = tokio::join!(client.close(), waiting);
-        closed.expect("it is tidied up");
+        closed.expect("every request is settled");
         assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
         assert!(other.holder("k").is_none());
     }
@@ -345,7 +347,7 @@ async fn closing_gives_back_what_a_wait_was_granted_and_nobody_has_heard_of() {
 
 /// It does not matter which place is acquired first.
 #[tokio::test]
-async fn closing_one_of_several_places_ends_the_wait_for_all() {
+async fn closing_one_of_several_places_ends_the_whole_wait() {
     let servers = [Server::start(), Server::start()];
     for stranger_at in [0, 1] {
         let (free, taken) = (&servers[1 - stranger_at], &servers[stranger_at]);
@@ -356,7 +358,7 @@ async fn closing_one_of_several_places_ends_the_wait_for_all() {
             async move { all.acquire().await }
         });
         eventually(|| taken.client().waiting_owners("b").len() == 1).await;
-        first.close().await.expect("it is tidied up");
+        first.close().await.expect("every request is settled");
         assert!(free.client().holder("a").is_none());
         eventually(|| taken.client().waiting_owners("b").is_empty()).await;
         let outcome = tokio::time::timeout(crate::PATIENCE, waiting).await.expect("it ends").expect("no panic");

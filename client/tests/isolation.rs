@@ -17,7 +17,7 @@ fn command_connections(server: &Server) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn run_tells_a_loss_at_once_while_the_server_is_stopped() {
+async fn run_reports_a_loss_at_once_while_the_server_is_stopped() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.lock("k").fixed_lease(Duration::from_millis(500));
@@ -26,7 +26,7 @@ async fn run_tells_a_loss_at_once_while_the_server_is_stopped() {
         let (started, starts) = std::sync::mpsc::channel();
         let running = runtime.spawn(async move {
             lock.run(async |_| {
-                started.send(()).expect("somebody waits");
+                started.send(()).expect("the test is waiting");
                 std::future::pending::<()>().await;
             })
             .await
@@ -36,13 +36,13 @@ async fn run_tells_a_loss_at_once_while_the_server_is_stopped() {
             let watch = Stopwatch::start();
             let outcome = runtime.block_on(tokio::time::timeout(PATIENCE, running));
             assert!(matches!(outcome, Ok(Ok(Err(Error::Lost)))), "{outcome:?}");
-            watch.assert_took_ms(0..1500, "the lease, and no wait for a release");
+            watch.assert_took_ms(0..1500, "the lease, without waiting for a release");
         });
     });
 }
 
 #[tokio::test]
-async fn run_returns_the_result_of_the_work_although_the_release_fails() {
+async fn run_returns_the_result_even_if_the_release_fails() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.lock("k");
@@ -50,13 +50,13 @@ async fn run_returns_the_result_of_the_work_although_the_release_fails() {
         assert_eq!(server.client().call("ACL SETUSER default resetkeys ~other"), "OK");
         42
     });
-    assert_eq!(result.await.expect("the work is done"), 42);
+    assert_eq!(result.await.expect("run returns the result"), 42);
 }
 
 /// A hold with a short lease soon tries another connection. Holds with a session on the present
 /// connection keep it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_short_lease_does_not_end_the_sessions_of_other_holds() {
+async fn short_lease_does_not_end_the_sessions_of_other_holds() {
     let server = Server::start();
     let client = connect(&server).await;
     let bound = client.lock("bound").session_grace(Duration::ZERO).acquire().await.expect("a free lock");
@@ -79,7 +79,7 @@ impl Metrics for Panics {
 }
 
 #[tokio::test]
-async fn a_panic_in_metrics_does_not_stop_renewals() {
+async fn panic_in_metrics_does_not_stop_renewals() {
     let server = Server::start();
     let client = Client::builder().metrics(Arc::new(Panics)).connect(&url(&server)).await.expect("a server");
     let kept = client.lock("kept").lease(Duration::from_millis(900)).acquire().await.expect("a free lock");
@@ -93,7 +93,7 @@ async fn a_panic_in_metrics_does_not_stop_renewals() {
 /// A request that waits in a slot that moves loses its channel, but no hold loses the connection to
 /// which its session is bound.
 #[tokio::test]
-async fn a_slot_that_moves_does_not_close_the_connection_of_other_slots() {
+async fn moving_slot_does_not_close_the_connection_of_other_slots() {
     let nodes = cluster().await;
     let client = crate::cluster::connect(&nodes[0]).await;
     let bound = client.lock("{b}other").session_grace(Duration::ZERO);
@@ -123,7 +123,7 @@ async fn a_slot_that_moves_does_not_close_the_connection_of_other_slots() {
 }
 
 #[test]
-fn blocking_guards_that_are_dropped_together_wait_together() {
+fn blocking_guards_dropped_together_wait_together() {
     fn is_sync<T: Sync>(_: &T) {}
     let server = Server::start();
     let client = blocking::Client::connect(&url(&server)).expect("a server");
@@ -140,7 +140,7 @@ fn blocking_guards_that_are_dropped_together_wait_together() {
 /// An acquisition that was given up while the server was stopped is settled once the server
 /// resumes. At most 1,000 of these are pending.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_more_than_a_thousand_acquisitions_are_settled_at_a_time() {
+async fn at_most_a_thousand_acquisitions_are_settled_at_a_time() {
     let server = Server::start();
     let client = connect(&server).await;
     client.lock("k").acquire().await.expect("free").release().await.expect("it was held");

@@ -31,7 +31,7 @@ async fn is_closed_until_it_is_forced<K: Keepable>(server: &Server, lock: Lock<K
 }
 
 #[tokio::test]
-async fn a_kept_lock_is_closed_to_its_former_owner_too() {
+async fn kept_lock_is_closed_to_its_former_owner_too() {
     let server = Server::start();
     let client = connect(&server).await;
     is_closed_until_it_is_forced(&server, client.lock("k").owner("me")).await;
@@ -39,7 +39,7 @@ async fn a_kept_lock_is_closed_to_its_former_owner_too() {
 }
 
 #[tokio::test]
-async fn a_waiter_is_granted_a_kept_lock_when_it_opens() {
+async fn waiter_gets_a_kept_lock_when_it_opens() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").fixed_lease(LONG).acquire().await.expect("free");
@@ -51,7 +51,7 @@ async fn a_waiter_is_granted_a_kept_lock_when_it_opens() {
 }
 
 #[tokio::test]
-async fn a_hold_that_was_entered_again_is_released_and_not_kept() {
+async fn release_and_keep_of_a_reentered_hold_is_a_plain_release() {
     let server = Server::start();
     let client = connect(&server).await;
     let outer = client.lock("k").acquire().await.expect("free");
@@ -64,7 +64,7 @@ async fn a_hold_that_was_entered_again_is_released_and_not_kept() {
 }
 
 #[tokio::test]
-async fn a_lock_that_was_lost_or_whose_time_is_out_of_range_is_not_kept() {
+async fn lost_lock_or_time_out_of_range_is_not_kept() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("free");

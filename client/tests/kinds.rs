@@ -18,7 +18,7 @@ fn waiting(server: &Server) -> i64 {
 }
 
 #[tokio::test]
-async fn many_read_or_one_writes() {
+async fn many_readers_or_one_writer_hold() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let first = one.rw_lock("k").read().acquire().await.expect("free");
@@ -42,7 +42,7 @@ async fn many_read_or_one_writes() {
 }
 
 #[tokio::test]
-async fn a_writer_downgrades_without_a_gap() {
+async fn writer_downgrades_without_a_gap() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let writer = one.rw_lock("k").write().acquire().await.expect("free");
@@ -57,7 +57,7 @@ async fn a_writer_downgrades_without_a_gap() {
 }
 
 #[tokio::test]
-async fn an_only_reader_upgrades_and_passes_those_who_wait() {
+async fn only_reader_upgrades_before_the_waiters() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.rw_lock("k");
@@ -82,7 +82,7 @@ async fn an_only_reader_upgrades_and_passes_those_who_wait() {
 }
 
 #[tokio::test]
-async fn of_two_readers_that_want_to_write_one_is_refused() {
+async fn one_of_two_upgrading_readers_is_refused() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.rw_lock("k");
@@ -97,7 +97,7 @@ async fn of_two_readers_that_want_to_write_one_is_refused() {
 }
 
 #[tokio::test]
-async fn a_circle_of_owners_is_refused_where_it_would_close() {
+async fn request_that_would_close_a_cycle_of_owners_is_refused() {
     let server = Server::start();
     let client = connect(&server).await;
     let (a, b) = (client.lock("a").owner("alice"), client.lock("b").owner("bob"));
@@ -117,7 +117,7 @@ async fn a_circle_of_owners_is_refused_where_it_would_close() {
 }
 
 #[tokio::test]
-async fn permits_are_taken_waited_for_and_given_back() {
+async fn permits_are_acquired_awaited_and_released() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -138,7 +138,7 @@ async fn permits_are_taken_waited_for_and_given_back() {
 }
 
 #[tokio::test]
-async fn a_semaphore_with_an_idle_time_is_deleted_when_nobody_uses_it() {
+async fn unused_semaphore_with_an_idle_time_is_deleted() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -151,7 +151,7 @@ async fn a_semaphore_with_an_idle_time_is_deleted_when_nobody_uses_it() {
 }
 
 #[tokio::test]
-async fn draining_takes_what_is_left() {
+async fn drain_takes_the_free_permits() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -195,13 +195,13 @@ async fn several_keys_are_held_together_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn one_of_several_that_is_taken_away_loses_all() {
+async fn loss_of_one_of_several_keys_loses_all() {
     let server = Server::start();
     let client = connect(&server).await;
     let all = client.multi_lock(["a", "b"]).lease(Duration::from_millis(900));
     let guard = all.acquire().await.expect("free");
     assert_eq!(server.client().call("RLOCK.FORCERELEASE b"), 1);
-    tokio::time::timeout(PATIENCE, guard.lost()).await.expect("it hears of it");
+    tokio::time::timeout(PATIENCE, guard.lost()).await.expect("the loss is reported");
     assert!(!guard.is_held());
     drop(guard);
     eventually(|| server.client().call("DBSIZE") == 0).await;
@@ -209,7 +209,7 @@ async fn one_of_several_that_is_taken_away_loses_all() {
 
 /// All tasks acquire the places in the same order, whatever order they named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_in_several_places_are_taken_in_one_order() {
+async fn locks_in_several_places_are_acquired_in_one_order() {
     let servers = [Server::start(), Server::start()];
     let mut clients = Vec::new();
     for server in &servers {
@@ -233,7 +233,7 @@ async fn locks_in_several_places_are_taken_in_one_order() {
 }
 
 #[tokio::test]
-async fn a_grant_that_too_few_replicas_have_is_given_back() {
+async fn grant_on_too_few_replicas_is_released() {
     let server = Server::start();
     let client = connect(&server).await;
     let refused = client.lock("k").replicas(1, Duration::from_millis(200)).acquire().await;
@@ -279,7 +279,7 @@ async fn permits_are_never_exceeded() {
 
 /// The owner's two requests do not wait for each other, because they are for different modes.
 #[tokio::test]
-async fn a_reader_that_waits_to_write_may_enter_again_meanwhile() {
+async fn reader_that_waits_to_upgrade_may_reenter() {
     let server = Server::start();
     let client = connect(&server).await;
     let readers = client.rw_lock("k").read();
@@ -297,7 +297,7 @@ async fn a_reader_that_waits_to_write_may_enter_again_meanwhile() {
 
 /// A caller that learns that one lock is taken may immediately request the others.
 #[tokio::test]
-async fn what_was_had_in_one_place_is_given_back_before_it_is_told_that_another_one_is_not_free() {
+async fn locks_in_one_place_are_released_before_another_place_is_reported_taken() {
     let servers = [Server::start(), Server::start()];
     let mut clients = Vec::new();
     for (server, name) in servers.iter().zip(["first", "second"]) {
@@ -314,7 +314,7 @@ async fn what_was_had_in_one_place_is_given_back_before_it_is_told_that_another_
 /// The first copy did not arrive, so it released nothing. If one of the holds was lost, the caller
 /// gets an error.
 #[tokio::test]
-async fn a_release_of_several_that_is_repeated_says_that_one_was_lost() {
+async fn repeated_release_of_several_reports_a_lost_one() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -335,7 +335,7 @@ async fn a_release_of_several_that_is_repeated_says_that_one_was_lost() {
 /// Something happens to the server between the grant and the request that checks the replicas. The
 /// client retries what a retry may fix, and reports any other error as it is.
 #[tokio::test]
-async fn why_replicas_could_not_be_asked_is_told() {
+async fn error_reports_why_replicas_could_not_confirm() {
     for (happening, may_be_mended) in
         [("CONFIG SET min-replicas-to-write 1", true), ("ACL SETUSER default -rlock.renew", false)]
     {

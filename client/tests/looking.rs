@@ -8,7 +8,7 @@ use crate::support::{Reply, Sentinels, Server};
 use crate::{connect, eventually, kill_connections, url};
 
 #[tokio::test]
-async fn a_lock_shows_its_holders_and_waiters_whatever_its_kind() {
+async fn every_kind_of_lock_shows_its_holders_and_waiters() {
     let server = Server::start();
     let client = connect(&server).await;
     let (mutex, fair, rw, permits) =
@@ -44,7 +44,7 @@ async fn a_lock_shows_its_holders_and_waiters_whatever_its_kind() {
     let mut waiting = server.waiter("RLOCK.ACQUIRE m other BLOCK 0");
     let waiters = mutex.observe().waiters().await.expect("an answer");
     assert_eq!((waiters.len(), waiters[0].owner.as_slice(), waiters[0].is_connected), (1, b"other".as_slice(), true));
-    assert!(!mutex.observe().force_release_of(held.token() + 1).await.expect("an answer"), "that is not held");
+    assert!(!mutex.observe().force_release_of(held.token() + 1).await.expect("an answer"), "no hold has this token");
     assert!(mutex.observe().force_release_of(held.token()).await.expect("an answer"));
     assert!(waiting.reply().int() > 0);
     for key in ["f", "rw", "s"] {
@@ -54,7 +54,7 @@ async fn a_lock_shows_its_holders_and_waiters_whatever_its_kind() {
 }
 
 #[tokio::test]
-async fn a_note_is_shown_with_its_holder_or_waiter() {
+async fn note_is_shown_with_its_holder_or_waiter() {
     let server = Server::start();
     let client = connect(&server).await;
     let note_of = async |key: &str| client.observe(key).holders().await.expect("an answer")[0].note.clone();
@@ -89,7 +89,7 @@ async fn a_note_is_shown_with_its_holder_or_waiter() {
 }
 
 #[tokio::test]
-async fn a_hold_changes_hands() {
+async fn hold_is_detached_and_taken_over() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let guard = one.lock("k").acquire().await.expect("a free lock");
@@ -107,7 +107,7 @@ async fn a_hold_changes_hands() {
 }
 
 #[tokio::test]
-async fn work_runs_under_a_lock_and_no_longer_than_it_is_held() {
+async fn run_stops_the_work_when_the_lock_is_lost() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.lock("k");
@@ -123,7 +123,7 @@ async fn work_runs_under_a_lock_and_no_longer_than_it_is_held() {
 }
 
 #[tokio::test]
-async fn a_hold_is_suspected_before_it_is_lost_and_until_it_is_renewed() {
+async fn hold_is_suspected_until_it_is_renewed_or_lost() {
     let mut server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("a free lock");
@@ -142,7 +142,7 @@ async fn a_hold_is_suspected_before_it_is_lost_and_until_it_is_renewed() {
 }
 
 #[tokio::test]
-async fn a_user_without_permission_is_told_so() {
+async fn user_without_permission_gets_an_error() {
     let server = Server::start();
     server.client().call("ACL SETUSER weak on >pw ~mine:* +@all");
     let client = Client::connect(&url(&server).replace("redis://", "redis://weak:pw@")).await.expect("a server");
@@ -151,7 +151,7 @@ async fn a_user_without_permission_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_server_with_too_many_waiters_is_named() {
+async fn too_many_waiters_are_an_error() {
     let server = Server::start();
     let client = connect(&server).await;
     let _held = client.lock("k").acquire().await.expect("a free lock");
@@ -162,7 +162,7 @@ async fn a_server_with_too_many_waiters_is_named() {
 }
 
 #[tokio::test]
-async fn a_server_without_the_module_is_named() {
+async fn server_without_the_module_is_an_error() {
     // A Sentinel is a server without the module.
     let server = Server::start();
     let sentinels = Sentinels::of(server.port(), 0);
@@ -176,7 +176,7 @@ async fn a_server_without_the_module_is_named() {
 
 #[cfg(not(any(feature = "tls-rustls", feature = "tls-native-tls")))]
 #[tokio::test]
-async fn an_address_that_takes_a_feature_names_it() {
+async fn error_of_an_address_names_the_missing_feature() {
     let refused = Client::connect("rediss://user:hush@127.0.0.1/").await;
     let Err(Error::Argument(text)) = refused else { panic!("{refused:?}") };
     assert!(text.contains("tls-rustls") && !text.contains("hush"), "{text}");

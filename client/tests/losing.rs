@@ -9,7 +9,7 @@ use crate::support::{Server, Stopwatch};
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, kill_connections};
 
 #[tokio::test]
-async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
+async fn timed_forcibly_released_hold_is_lost_at_the_next_renewal() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.lock("k").lease(Duration::from_millis(900));
@@ -17,7 +17,7 @@ async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
     assert_eq!(server.client().call("RLOCK.FORCERELEASE k"), 1);
     let watch = Stopwatch::start();
     guard.lost().await;
-    watch.assert_took_ms(0..700, "the way to the next renewal, which is before the end of the lease");
+    watch.assert_took_ms(0..700, "the time to the next renewal, which is before the lease expires");
     assert!(!guard.is_held());
     assert!(matches!(guard.release().await, Err(Error::Lost)));
 }
@@ -25,7 +25,7 @@ async fn timed_a_hold_that_was_taken_away_is_lost_at_the_next_renewal() {
 /// The lease expires before any client can have received the grant. The test counts requests:
 /// without pauses, there would be a thousand.
 #[tokio::test]
-async fn a_lease_that_is_always_over_too_soon_is_asked_for_with_pauses() {
+async fn lease_that_always_expires_too_soon_is_requested_with_pauses() {
     let server = Server::start();
     let client = connect(&server).await;
     let acquired = client.lock("k").fixed_lease(Duration::from_millis(2)).acquire_timeout(Duration::from_secs(1)).await;
@@ -35,7 +35,7 @@ async fn a_lease_that_is_always_over_too_soon_is_asked_for_with_pauses() {
 }
 
 #[tokio::test]
-async fn timed_without_a_server_a_hold_is_lost_before_its_lease_ends() {
+async fn timed_hold_without_a_server_is_lost_before_its_lease_expires() {
     let mut server = Server::start();
     let client = connect(&server).await;
     let lease = Duration::from_secs(3);
@@ -43,13 +43,13 @@ async fn timed_without_a_server_a_hold_is_lost_before_its_lease_ends() {
     let watch = Stopwatch::start();
     server.kill();
     guard.lost().await;
-    watch.assert_took_ms(0..3000, "what the holder believes");
+    watch.assert_took_ms(0..3000, "the time that the guard counted as held");
     server.restart();
 }
 
 /// The server does not answer, and the connection stays open.
 #[tokio::test]
-async fn timed_behind_a_stopped_server_a_hold_is_lost_in_time() {
+async fn timed_hold_on_a_stopped_server_is_lost_in_time() {
     let server = Server::start();
     let client = connect(&server).await;
     let lease = Duration::from_millis(600);
@@ -61,12 +61,12 @@ async fn timed_behind_a_stopped_server_a_hold_is_lost_in_time() {
         server
     });
     lost.await;
-    watch.assert_took_ms(0..600, "what the holder believes");
+    watch.assert_took_ms(0..600, "the time that the guard counted as held");
     server.await.expect("no panic");
 }
 
 #[tokio::test]
-async fn a_session_that_lost_its_connection_is_bound_to_the_next_one() {
+async fn session_is_bound_to_the_next_connection() {
     let server = Server::start();
     let client = connect(&server).await;
     let grace = Duration::from_secs(2);
@@ -81,7 +81,7 @@ async fn a_session_that_lost_its_connection_is_bound_to_the_next_one() {
 
 /// A renewal binds the session to the next connection. It does not extend the lease.
 #[tokio::test]
-async fn timed_a_hold_that_is_not_renewed_does_not_live_longer_for_a_lost_connection() {
+async fn timed_lost_connection_does_not_extend_a_fixed_lease() {
     let server = Server::start();
     let client = connect(&server).await;
     let (lease, grace) = (Duration::from_secs(3), Duration::from_secs(1));
@@ -90,15 +90,15 @@ async fn timed_a_hold_that_is_not_renewed_does_not_live_longer_for_a_lost_connec
     tokio::time::sleep(Duration::from_secs(2)).await;
     kill_connections(&server);
     eventually(|| server.client().holder("k").is_some_and(|holder| holder.session == 1)).await;
-    assert!(guard.is_held(), "it is bound to another connection");
+    assert!(guard.is_held(), "the session is bound to another connection");
     guard.lost().await;
-    watch.assert_took_ms(2200..3000, "what the holder believes");
+    watch.assert_took_ms(2200..3000, "the time that the guard counted as held");
     eventually(|| server.client().holder("k").is_none()).await;
     watch.assert_took_ms(2900..3600, "the lease");
 }
 
 #[tokio::test]
-async fn a_session_without_grace_ends_with_its_connection() {
+async fn session_with_zero_grace_ends_with_its_connection() {
     let server = Server::start();
     let client = connect(&server).await;
     // After the first second the client does not check the hold until the next renewal, 9 s away.
@@ -109,7 +109,10 @@ async fn a_session_without_grace_ends_with_its_connection() {
         // Run it in a task of its own. A timeout around it would poll it once more when it elapses,
         // and every poll detects the loss.
         let hearing = tokio::spawn(guard.lost());
-        tokio::time::timeout(Duration::from_secs(4), hearing).await.expect("it hears of it at once").expect("no panic");
+        tokio::time::timeout(Duration::from_secs(4), hearing)
+            .await
+            .expect("the loss is reported at once")
+            .expect("no panic");
         assert!(server.client().holder("k").is_none());
     }
 }
@@ -126,7 +129,7 @@ async fn stay_cut_off(server: &Server, proxy: &Proxy) {
 /// A hold has one session. It also applies to guards that did not ask for one: those of a handle
 /// for the same owner, and those that take over a hold that another client has left.
 #[tokio::test]
-async fn no_guard_outlives_the_session_that_another_handle_has_named() {
+async fn no_guard_outlives_the_session_of_another_handle() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let (client, other) = (proxy.client().await, proxy.client().await);
@@ -145,7 +148,7 @@ async fn no_guard_outlives_the_session_that_another_handle_has_named() {
 
 /// The earlier guard relies on its lease alone.
 #[tokio::test]
-async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier_guard() {
+async fn session_of_a_later_handle_does_not_end_an_earlier_guard() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -161,7 +164,7 @@ async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier
     assert_eq!(
         server.client().holder("k").map(|holder| holder.session),
         Some(1),
-        "when the others have ended it counts"
+        "a session applies once the guards without one have ended"
     );
     third.release().await.expect("it was held");
 }
@@ -169,7 +172,7 @@ async fn a_session_that_a_later_handle_names_does_not_end_the_hold_of_an_earlier
 /// The demoted master keeps its connections and answers. At the new master the session counts as
 /// closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_at_a_demoted_master_is_lost_before_another_owner_gets_the_lock() {
+async fn session_at_a_demoted_master_is_lost_before_the_next_grant() {
     let master = Server::start();
     let replica = Server::replica_of(&master, &[]);
     let client = connect(&master).await;
@@ -178,7 +181,7 @@ async fn a_session_at_a_demoted_master_is_lost_before_another_owner_gets_the_loc
     eventually(|| replica.client().info("role") == "master").await;
     let mut other = replica.waiter("RLOCK.ACQUIRE k other BLOCK 0");
     let granted = tokio::task::spawn_blocking(move || other.reply());
-    tokio::time::timeout(PATIENCE, guard.lost()).await.expect("it hears of it");
-    assert!(!granted.is_finished(), "it was granted to another owner before");
+    tokio::time::timeout(PATIENCE, guard.lost()).await.expect("the loss is reported");
+    assert!(!granted.is_finished(), "the lock was granted to another owner before the loss was reported");
     assert!(granted.await.expect("no panic").int() > 0);
 }

@@ -12,7 +12,7 @@ use crate::support::Server;
 use crate::thief::{Thief, holds, use_once};
 
 #[tokio::test]
-async fn an_acquisition_is_counted_once_and_a_release_is_done() {
+async fn acquisition_with_a_lost_reply_is_counted_once_and_released() {
     let server = Server::start();
     let thief = Thief::before(&server).await;
     let client = thief.client().await;
@@ -31,7 +31,7 @@ async fn an_acquisition_is_counted_once_and_a_release_is_done() {
 }
 
 #[tokio::test]
-async fn a_lock_is_kept_closed_once() {
+async fn repeated_release_does_not_close_the_lock_again() {
     let server = Server::start();
     let thief = Thief::before(&server).await;
     let client = thief.client().await;
@@ -54,7 +54,7 @@ async fn a_lock_is_kept_closed_once() {
 }
 
 #[tokio::test]
-async fn a_grant_that_a_waiter_did_not_hear_of_is_heard_of_and_counted_once() {
+async fn waiter_recovers_a_lost_grant_and_counts_it_once() {
     let server = Server::start();
     let thief = Thief::before(&server).await;
     let client = thief.client().await;
@@ -105,7 +105,7 @@ async fn permits_and_several_keys_are_counted_once() {
 /// The lease counts from when the request was sent, so it has expired when the reply arrives. A
 /// caller that waits for the lock keeps waiting.
 #[tokio::test]
-async fn a_grant_that_is_heard_of_when_its_lease_is_over_is_asked_for_again() {
+async fn grant_that_arrives_after_its_lease_is_requested_again() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -133,7 +133,7 @@ fn next_is_late(proxy: &Proxy, late_by: Duration) {
 /// The same holds for a renewal, whether manual or automatic: a late answer does not make the lease
 /// last longer.
 #[tokio::test]
-async fn a_renewal_that_is_heard_of_late_counts_from_its_sending() {
+async fn late_renewal_counts_from_when_it_was_sent() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -158,7 +158,7 @@ async fn a_renewal_that_is_heard_of_late_counts_from_its_sending() {
 
 /// The first reply is that of INFO, which names the kind of the lock.
 #[tokio::test]
-async fn a_forced_release_hits_one_holder() {
+async fn forced_release_ends_one_hold_only() {
     let server = Server::start();
     let thief = Thief::before(&server).await;
     let client = thief.client().await;
@@ -172,27 +172,30 @@ async fn a_forced_release_hits_one_holder() {
     thief.steal(3);
     assert!(
         client.observe("k").force_release_of(first as u64).await.expect("an answer"),
-        "it was held, and is no more"
+        "the hold existed and was ended"
     );
     assert!(thief.has_stolen());
-    let (owner, second) = holder().expect("somebody was served");
+    let (owner, second) = holder().expect("a waiter was served");
     assert_eq!(owner, "second");
-    assert!(!client.observe("k").force_release_of(first as u64).await.expect("an answer"), "it was not held any more");
+    assert!(!client.observe("k").force_release_of(first as u64).await.expect("an answer"), "the hold had ended");
     thief.steal(3);
-    assert!(!client.observe("k").force_release_of(first as u64).await.expect("an answer"), "and it was asked twice");
+    assert!(
+        !client.observe("k").force_release_of(first as u64).await.expect("an answer"),
+        "the request was sent twice and the hold had ended"
+    );
     assert!(thief.has_stolen());
 
     thief.steal(2);
     let outcome = client.observe("k").force_release().await;
     assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
     assert!(thief.has_stolen());
-    let (owner, third) = holder().expect("somebody was served");
+    let (owner, third) = holder().expect("a waiter was served");
     assert!(owner == "third" && third > second);
 }
 
 /// A server with full memory refuses the repeated request without checking what it granted.
 #[tokio::test]
-async fn what_was_granted_before_the_memory_was_full_is_taken_back() {
+async fn grant_from_before_the_memory_was_full_is_undone() {
     let server = Server::start();
     let thief = Thief::before(&server).await;
     let client = thief.client().await;
@@ -226,7 +229,7 @@ async fn what_was_granted_before_the_memory_was_full_is_taken_back() {
 /// The release was lost with its connection, which may have ended the hold. An earlier connection
 /// may also have closed unnoticed and ended it.
 #[tokio::test]
-async fn a_lost_release_of_a_hold_that_ends_with_its_connection_is_no_proof() {
+async fn lost_release_of_a_hold_that_ends_with_its_connection_proves_nothing() {
     let server = Server::start();
     let thief = Thief::before(&server).await;
     let client = thief.client().await;

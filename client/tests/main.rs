@@ -92,7 +92,7 @@ async fn eventually(mut condition: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, holds).await.expect("it comes true in time");
+    tokio::time::timeout(PATIENCE, holds).await.expect("the condition holds in time");
 }
 
 /// One of the counters that the server keeps per command: `calls` or `rejected_calls`.

@@ -24,7 +24,7 @@ fn key(number: usize) -> String {
 const LEASE_MS: u64 = 3_600_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn very_many_tasks_wait_over_one_connection_and_each_asks_once() {
+async fn very_many_tasks_wait_over_one_connection_with_one_request_each() {
     let server = Server::start();
     let mut holder = server.client();
     for first in (0..tasks()).step_by(WAITERS_OF_EACH) {
@@ -53,7 +53,7 @@ async fn very_many_tasks_wait_over_one_connection_and_each_asks_once() {
         served.expect("no panic");
     }
     let of_holder = expected / i64::try_from(WAITERS_OF_EACH).expect("a number");
-    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), expected + of_holder, "each has asked once");
+    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), expected + of_holder, "each task sent one request");
     eventually(|| server.client().call("DBSIZE") == 0).await;
     // Afterwards the client still works as usual.
     connect(&server).await.lock("k0").acquire().await.expect("free").release().await.expect("it was held");

@@ -15,7 +15,7 @@ fn calls(server: &Server, command: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn several_locks_of_which_one_is_not_free_are_asked_for_once() {
+async fn several_locks_with_one_taken_are_requested_once() {
     let server = Server::start();
     let client = connect(&server).await;
     server.client().call("RLOCK.ACQUIRE l stranger PX 600000");
@@ -26,7 +26,7 @@ async fn several_locks_of_which_one_is_not_free_are_asked_for_once() {
 
 /// The server has answered that the request was still waiting, so it granted nothing.
 #[tokio::test]
-async fn several_locks_that_are_waited_for_no_more_are_not_asked_for_one_by_one() {
+async fn abandoned_wait_for_several_locks_is_not_cancelled_one_by_one() {
     let server = Server::start();
     let client = connect(&server).await;
     server.client().call("RLOCK.ACQUIRE l stranger PX 600000");
@@ -34,16 +34,20 @@ async fn several_locks_that_are_waited_for_no_more_are_not_asked_for_one_by_one(
     let waiting = tokio::spawn(async move { all.acquire().await.map(drop) });
     eventually(|| server.client().waiting_owners("l").len() == 1).await;
     waiting.abort();
-    client.close().await.expect("it is tidied up");
+    client.close().await.expect("every request is settled");
     assert!(server.client().waiting_owners("l").is_empty());
     assert_eq!(calls(&server, "RLOCK.CANCEL"), 1);
-    assert_eq!((calls(&server, "RLOCK.MACQUIRE"), calls(&server, "RLOCK.ACQUIRE")), (1, 1), "and that of the stranger");
+    assert_eq!(
+        (calls(&server, "RLOCK.MACQUIRE"), calls(&server, "RLOCK.ACQUIRE")),
+        (1, 1),
+        "one MACQUIRE, and the stranger's ACQUIRE"
+    );
 }
 
 /// The answer to the first copy was lost. The timeout that the server reports applies to both
 /// copies.
 #[tokio::test]
-async fn a_wait_whose_time_is_over_is_not_taken_back_also_if_it_was_sent_twice() {
+async fn finished_wait_is_not_cancelled_even_if_it_was_sent_twice() {
     let server = Server::start();
     let thief = Thief::before(&server).await;
     let client = thief.client().await;
@@ -59,10 +63,10 @@ async fn a_wait_whose_time_is_over_is_not_taken_back_also_if_it_was_sent_twice()
 }
 
 #[tokio::test]
-async fn what_was_never_sent_is_not_taken_back() {
-    let nobody = format!("redis://127.0.0.1:{}/", free_port());
+async fn unsent_request_is_not_cancelled() {
+    let unreachable = format!("redis://127.0.0.1:{}/", free_port());
     let short = Duration::from_millis(300);
-    let client = Client::builder().command_timeout(short).connect_later(&nobody).expect("an address");
+    let client = Client::builder().command_timeout(short).connect_later(&unreachable).expect("an address");
     let outcome = client.lock("k").try_acquire().await.map(drop);
     assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
     let outcome = client.lock("k").acquire_timeout(short).await.map(drop);
@@ -71,7 +75,7 @@ async fn what_was_never_sent_is_not_taken_back() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_forbidden_is_not_asked_for_again() {
+async fn forbidden_release_is_not_retried() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("free");

@@ -26,7 +26,7 @@ async fn neglect<F: Future>(future: &mut Pin<Box<F>>, polls: usize) {
 
 /// Starts an operation with a client and abandons it after a few polls. Another lock of the same
 /// client must still be granted.
-async fn holds_up_nobody<F: Future>(server: &Server, begin: impl Fn(Client) -> F) {
+async fn blocks_no_other_caller<F: Future>(server: &Server, begin: impl Fn(Client) -> F) {
     for polls in 1..=POLLS {
         // The first caller that needs a connection prepares it for all.
         let client = connect(server).await;
@@ -38,21 +38,21 @@ async fn holds_up_nobody<F: Future>(server: &Server, begin: impl Fn(Client) -> F
 }
 
 #[tokio::test]
-async fn an_acquisition_of_which_nobody_hears() {
+async fn unpolled_acquisition_does_not_block_other_callers() {
     let server = Server::start();
-    holds_up_nobody(&server, |client| async move { client.lock("k").acquire().await }).await;
+    blocks_no_other_caller(&server, |client| async move { client.lock("k").acquire().await }).await;
 }
 
 #[tokio::test]
-async fn events_that_nobody_begins_to_follow() {
+async fn unpolled_subscription_does_not_block_other_callers() {
     let server = Server::start();
     server.client().call("CONFIG SET notify-keyspace-events Kd");
-    holds_up_nobody(&server, |client| async move { client.observe("k").events().await }).await;
+    blocks_no_other_caller(&server, |client| async move { client.observe("k").events().await }).await;
 }
 
 /// The hold is still renewed automatically.
 #[tokio::test]
-async fn a_renewal_of_which_nobody_hears() {
+async fn unpolled_renewal_does_not_block_other_callers() {
     let server = Server::start();
     let client = connect(&server).await;
     let lease = Duration::from_secs(1);

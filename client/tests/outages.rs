@@ -10,7 +10,7 @@ use crate::support::{Reply, Server, Stopwatch, free_port};
 use crate::{PATIENCE, command_stat, connect, connections, eventually, kill_connections, url};
 
 #[tokio::test]
-async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
+async fn waiter_with_a_killed_connection_gets_the_lock() {
     let server = Server::start();
     let client = connect(&server).await;
     for kind in ["mutex", "fair"] {
@@ -38,7 +38,7 @@ async fn a_waiter_whose_connection_is_killed_keeps_waiting_and_gets_the_lock() {
 /// The pause also delays the request that checks whether the server is alive, so the client
 /// replaces the connection meanwhile.
 #[tokio::test]
-async fn a_waiter_outlasts_a_pause_of_writes() {
+async fn waiter_outlasts_a_write_pause() {
     let server = Server::start();
     let mut operator = server.client();
     let options = Client::builder().ping_after(Duration::from_millis(20)).connect_timeout(Duration::from_millis(300));
@@ -57,7 +57,7 @@ async fn a_waiter_outlasts_a_pause_of_writes() {
 }
 
 #[tokio::test]
-async fn a_wait_that_goes_on_over_another_connection_asks_for_what_is_left_of_its_time() {
+async fn wait_over_a_new_connection_requests_the_remaining_time() {
     let server = Server::start();
     // The slow log now records each command with its arguments.
     server.client().call("CONFIG SET slowlog-log-slower-than 0");
@@ -71,15 +71,12 @@ async fn a_wait_that_goes_on_over_another_connection_asks_for_what_is_left_of_it
     tokio::time::sleep(Duration::from_secs(1)).await;
     kill_connections(&server);
     let outcome = waiter.await.expect("no panic");
-    assert!(watch.elapsed() >= Duration::from_secs(3), "it waits for all of its time: {:?}", watch.elapsed());
+    assert!(watch.elapsed() >= Duration::from_secs(3), "the wait lasts its full time: {:?}", watch.elapsed());
     assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
     let asked_ms = waits_asked_for_ms(&server);
-    assert!(asked_ms.len() >= 2, "it was asked once more: {asked_ms:?}");
-    assert!(asked_ms.is_sorted_by(|one, next| one >= next), "what is left never grows: {asked_ms:?}");
-    assert!(
-        asked_ms[0] <= 3000 && *asked_ms.last().expect("some") <= 2000,
-        "one second of three was over: {asked_ms:?}"
-    );
+    assert!(asked_ms.len() >= 2, "the request was sent again: {asked_ms:?}");
+    assert!(asked_ms.is_sorted_by(|one, next| one >= next), "the remaining time never grows: {asked_ms:?}");
+    assert!(asked_ms[0] <= 3000 && *asked_ms.last().expect("some") <= 2000, "1 s of 3 s had passed: {asked_ms:?}");
 }
 
 /// The values of BLOCK in the commands that the server has recorded, oldest first.
@@ -95,7 +92,7 @@ fn waits_asked_for_ms(server: &Server) -> Vec<u64> {
 
 /// This happens after a failover, until a Sentinel names the new master.
 #[tokio::test]
-async fn a_server_that_is_no_master_for_a_while_is_asked_again() {
+async fn request_is_retried_while_the_server_is_a_replica() {
     let server = Server::start();
     let client = connect(&server).await;
     server.client().call(format!("REPLICAOF 127.0.0.1 {}", free_port()));
@@ -109,7 +106,7 @@ async fn a_server_that_is_no_master_for_a_while_is_asked_again() {
 /// 50 waiting and 50 holding tasks, while every connection is killed repeatedly. No hold is counted
 /// twice, and none is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_connections_neither_double_nor_leave_a_hold() {
+async fn killed_connections_neither_duplicate_nor_leave_holds() {
     let server = Server::start();
     let client = connect(&server).await;
     let tasks: Vec<_> = (0..50)
@@ -126,7 +123,7 @@ async fn killed_connections_neither_double_nor_leave_a_hold() {
         .collect();
     let deadline = std::time::Instant::now() + PATIENCE * 10;
     while !tasks.iter().all(tokio::task::JoinHandle::is_finished) {
-        assert!(std::time::Instant::now() < deadline, "somebody hangs");
+        assert!(std::time::Instant::now() < deadline, "a task hangs");
         if let Ok(mut killer) = server.try_client() {
             killer.call("CLIENT KILL TYPE normal SKIPME yes");
             killer.call("CLIENT KILL TYPE pubsub SKIPME yes");
@@ -144,7 +141,7 @@ async fn killed_connections_neither_double_nor_leave_a_hold() {
 /// A new server on the same port, without any data. Waiters continue, and the holder learns of its
 /// loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_a_restart_nobody_hangs() {
+async fn no_task_hangs_over_a_restart() {
     let mut server = Server::start();
     let client = connect(&server).await;
     let lock = client.lock("k").lease(Duration::from_secs(3));
@@ -159,13 +156,13 @@ async fn over_a_restart_nobody_hangs() {
     server.kill_and_restart_on_its_port();
     tokio::time::timeout(PATIENCE, guard.lost()).await.expect("the holder hears of it");
     for waiter in waiters {
-        let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("nobody hangs").expect("no panic");
+        let outcome = tokio::time::timeout(PATIENCE, waiter).await.expect("no task hangs").expect("no panic");
         outcome.expect("a grant, and its release");
     }
 }
 
 #[tokio::test]
-async fn without_a_server_a_request_fails_after_the_time_for_retries() {
+async fn request_without_a_server_fails_after_retry_for() {
     let mut server = Server::start();
     let client =
         Client::builder().command_timeout(Duration::from_millis(300)).connect(&url(&server)).await.expect("a server");
@@ -178,7 +175,7 @@ async fn without_a_server_a_request_fails_after_the_time_for_retries() {
 /// Requests that need a connection wait for the same attempt, rather than for one attempt after the
 /// other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_requests_to_a_server_that_hangs_end_together() {
+async fn timed_requests_to_a_hung_server_end_together() {
     let server = Server::start();
     let short = Duration::from_millis(300);
     let options = Client::builder().connect_timeout(short).command_timeout(short);
@@ -204,7 +201,7 @@ async fn timed_requests_to_a_server_that_hangs_end_together() {
 /// A request waits for a connection no longer than its own timeout. The attempt continues, and the
 /// next request uses its connection.
 #[tokio::test]
-async fn timed_a_request_does_not_wait_for_a_connection_that_takes_longer() {
+async fn timed_request_does_not_wait_for_a_slower_connection() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client =
@@ -226,7 +223,7 @@ async fn timed_a_request_does_not_wait_for_a_connection_that_takes_longer() {
 /// One of the places has been acquired when the time for the other one runs out, and its server no
 /// longer answers.
 #[tokio::test]
-async fn timed_several_places_that_cannot_be_had_in_time_are_given_up_in_time() {
+async fn timed_request_for_unavailable_places_ends_in_time() {
     let servers = [Server::start(), Server::start()];
     let proxy = Proxy::before(&servers[0]).await;
     let builder = || Client::builder();
@@ -240,7 +237,7 @@ async fn timed_several_places_that_cannot_be_had_in_time_are_given_up_in_time() 
     proxy.set(|_, _| Fate::Swallow);
     let outcome = waiting.await.expect("no panic");
     assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
-    watch.assert_took_ms(500..2_000, "what was asked for, and how late an answer may be");
+    watch.assert_took_ms(500..2_000, "the requested time, plus the slack for a late answer");
     proxy.clear();
     eventually(|| servers[0].client().holder("k").is_none()).await;
 }

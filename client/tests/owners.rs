@@ -17,7 +17,7 @@ fn answered(server: &Server, command: &str) -> i64 {
 /// The lease expires before the client gets an answer to its release. Another owner may have held
 /// the lock by the time the release is repeated.
 #[tokio::test]
-async fn a_release_that_came_after_the_lease_says_so_also_when_it_was_repeated() {
+async fn repeated_release_after_the_lease_reports_the_loss() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let options = Client::builder().command_timeout(Duration::from_secs(1));
@@ -36,7 +36,7 @@ async fn a_release_that_came_after_the_lease_says_so_also_when_it_was_repeated()
 }
 
 #[tokio::test]
-async fn a_reader_whose_hold_was_lost_does_not_become_the_writer() {
+async fn reader_with_a_lost_hold_cannot_upgrade() {
     let server = Server::start();
     let client = connect(&server).await;
     let reader = client.rw_lock("k").read().acquire().await.expect("a free lock");
@@ -49,7 +49,7 @@ async fn a_reader_whose_hold_was_lost_does_not_become_the_writer() {
 }
 
 #[tokio::test]
-async fn whoever_asks_for_replicas_gets_them_for_upgrade_and_downgrade_too() {
+async fn replicas_apply_to_upgrade_and_downgrade_too() {
     let server = Server::start();
     let client = connect(&server).await;
     let replica = Server::replica_of(&server, &[]);
@@ -70,7 +70,7 @@ async fn whoever_asks_for_replicas_gets_them_for_upgrade_and_downgrade_too() {
 
 /// A request id far in the future affects only the lock on which it was used.
 #[tokio::test]
-async fn the_ids_of_a_stranger_do_no_harm_to_other_locks() {
+async fn foreign_request_id_does_not_affect_other_locks() {
     let server = Server::start();
     let client = connect(&server).await;
     server.client().call(format!("RLOCK.ACQUIRE k me REQ {}", i64::MAX));
@@ -82,7 +82,7 @@ async fn the_ids_of_a_stranger_do_no_harm_to_other_locks() {
 /// An owner stands for one thread of control, so if two requests wait under its name, one must
 /// fail. Its error gives the reason.
 #[tokio::test]
-async fn two_clients_that_wait_in_one_name_do_not_both_wait() {
+async fn two_clients_cannot_both_wait_under_one_name() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     server.client().call("RLOCK.ACQUIRE k somebody");
@@ -103,7 +103,7 @@ async fn two_clients_that_wait_in_one_name_do_not_both_wait() {
 
 /// Otherwise the two clients would supersede each other forever.
 #[tokio::test]
-async fn of_two_clients_that_wait_in_one_name_the_earlier_asks_no_more() {
+async fn earlier_of_two_waiting_clients_with_one_name_stops_retrying() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let commands = ["RLOCK.ACQUIRE", "RFAIRLOCK.ACQUIRE", "RLOCK.CANCEL", "RFAIRLOCK.CANCEL"];
@@ -151,7 +151,7 @@ async fn databases_of_one_server_are_two_places() {
 
 /// Otherwise the two would wait for each other, or the server would report a deadlock.
 #[tokio::test]
-async fn a_lock_that_was_dropped_is_not_held_while_its_owner_waits_for_several() {
+async fn dropped_lock_is_free_while_its_owner_waits_for_several() {
     let server = Server::start();
     let (client, other) = (connect(&server).await, connect(&server).await);
     let mine = client.lock("k").owner("me").acquire().await.expect("free");

@@ -119,7 +119,7 @@ async fn compete(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_random_partitions_no_two_believe_in_a_quorum() {
+async fn no_conflicting_quorum_guards_over_random_partitions() {
     let started = Instant::now();
     let servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
     let mut random = StdRng::seed_from_u64(seed());
@@ -155,7 +155,7 @@ async fn over_random_partitions_no_two_believe_in_a_quorum() {
     stop.cancel();
     parties.iter().flat_map(|party| &party.ways).for_each(Proxy::clear);
     for competing in competing {
-        competing.await.expect("what it sees is right");
+        competing.await.expect("the task found no error");
     }
     let (held, losses) = (register.believed(), losses.load(Ordering::Relaxed));
     eprintln!("{held} holds, {losses} of them lost, over {changed} changes in {:?}", started.elapsed());

@@ -8,7 +8,7 @@ use crate::support::Server;
 use crate::{PATIENCE, command_stat, connect, eventually, kill_connections};
 
 #[tokio::test]
-async fn permits_are_given_back_in_parts() {
+async fn permits_are_released_in_parts() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -32,17 +32,17 @@ async fn permits_are_given_back_in_parts() {
     five.release().await.expect("two were held");
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(2));
     drop(three);
-    let all = semaphore.permits(5).acquire_timeout(PATIENCE).await.expect("all came back");
+    let all = semaphore.permits(5).acquire_timeout(PATIENCE).await.expect("all permits are free again");
     server.client().call("RSEMAPHORE.FORCERELEASE s");
-    assert!(all.is_held(), "nobody has told it");
+    assert!(all.is_held(), "the guard has not noticed the loss yet");
     assert!(matches!(all.release_some(1).await, Err(Error::Lost)));
-    assert!(!all.is_held(), "the server has told it");
+    assert!(!all.is_held(), "the guard learned of the loss from the server");
 }
 
 /// A caller that stops waiting for the answer does not lose count, and a lost connection does not
 /// return permits twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn giving_back_in_parts_is_done_once_whatever_happens() {
+async fn partial_release_is_done_exactly_once() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -66,7 +66,7 @@ async fn giving_back_in_parts_is_done_once_whatever_happens() {
 /// No caller waits for the first answer. The release of the rest is sent after it, with the right
 /// number of permits.
 #[tokio::test]
-async fn the_rest_is_released_after_a_part_that_was_dropped() {
+async fn release_after_a_dropped_partial_release_frees_the_rest() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -80,14 +80,15 @@ async fn the_rest_is_released_after_a_part_that_was_dropped() {
             true => drop(guard),
             false => guard.release().await.expect("two were held"),
         }
-        let all = semaphore.permits(3).acquire_timeout(Duration::from_secs(5)).await.expect("all came back");
+        let all =
+            semaphore.permits(3).acquire_timeout(Duration::from_secs(5)).await.expect("all permits are free again");
         all.release().await.expect("it was held");
     }
 }
 
 /// When the lease has expired, the client does not try to return these permits.
 #[tokio::test]
-async fn a_part_that_no_server_takes_is_given_up_with_the_hold() {
+async fn partial_release_is_not_retried_after_the_lease() {
     let mut server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -101,7 +102,7 @@ async fn a_part_that_no_server_takes_is_given_up_with_the_hold() {
 }
 
 #[tokio::test]
-async fn draining_has_terms() {
+async fn drain_takes_a_lease_and_other_terms() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -119,14 +120,14 @@ async fn draining_has_terms() {
     guard.lost().await;
     // The server's lease lasts a little longer than the client's.
     drop(guard.release().await);
-    assert_eq!(command_stat(&server, "RSEMAPHORE.RENEW", "calls"), 0, "with a lease nothing is renewed");
+    assert_eq!(command_stat(&server, "RSEMAPHORE.RENEW", "calls"), 0, "a fixed lease is not renewed");
     let (_, guard) =
         semaphore.draining().max_hold(Duration::from_millis(300)).take().await.expect("an answer").expect("two");
     guard.lost().await;
 }
 
 #[tokio::test]
-async fn a_drain_whose_permits_cannot_be_looked_at_gives_them_back() {
+async fn drain_that_cannot_read_its_permits_releases_them() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -138,14 +139,14 @@ async fn a_drain_whose_permits_cannot_be_looked_at_gives_them_back() {
     let outcome = blind.semaphore("s").drain().await;
     assert!(matches!(&outcome, Err(Error::Refused { .. })), "{outcome:?}");
     assert_eq!(command_stat(&server, "RSEMAPHORE.DRAIN", "calls"), 1);
-    blind.close().await.expect("it gives back what it has");
+    blind.close().await.expect("the client releases the permits");
     assert_eq!(semaphore.available_permits().await.expect("an answer"), Some(5));
 }
 
 /// The release of a dropped guard is sent before the owner's next request. Otherwise the owner
 /// would wait for itself.
 #[tokio::test]
-async fn permits_that_were_dropped_can_be_taken_again_by_their_owner() {
+async fn owner_can_reacquire_dropped_permits() {
     let server = Server::start();
     let client = connect(&server).await;
     let semaphore = client.semaphore("s");
@@ -161,7 +162,7 @@ async fn permits_that_were_dropped_can_be_taken_again_by_their_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn workers_that_each_drop_their_permit_and_take_another_one_get_on() {
+async fn workers_that_drop_and_reacquire_permits_make_progress() {
     let server = Server::start();
     let client = connect(&server).await;
     client.semaphore("s").init(2).await.expect("an answer");
@@ -177,6 +178,6 @@ async fn workers_that_each_drop_their_permit_and_take_another_one_get_on() {
         })
     };
     for worker in ["a", "b"].map(worker) {
-        worker.await.expect("no panic").expect("there is a permit for each");
+        worker.await.expect("no panic").expect("there is a permit for each worker");
     }
 }

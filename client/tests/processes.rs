@@ -26,7 +26,7 @@ fn wait_for_waiter(server: &Server, key: &str) {
 }
 
 #[test]
-fn timed_a_session_passes_on_soon_after_its_process_was_killed() {
+fn timed_session_is_handed_over_soon_after_its_process_is_killed() {
     let server = Server::start();
     let grace_ms = GRACE.as_millis().to_string();
     let candidate =
@@ -43,7 +43,7 @@ fn timed_a_session_passes_on_soon_after_its_process_was_killed() {
         took.push((watch.elapsed(), watch.lateness()));
         leader = next;
     }
-    eprintln!("another process held after so long, on a machine that was late by so much: {took:?}");
+    eprintln!("the time to the next holder, and the lateness of the machine: {took:?}");
     // The grace counts from the end of the connection, which comes after the kill.
     assert!(took.iter().all(|(time, _)| *time >= GRACE), "{took:?}");
     // Some take longer, so it is enough if one is in time.
@@ -81,7 +81,7 @@ fn token_in(line: &str) -> u64 {
 }
 
 #[test]
-fn timed_without_a_session_a_lock_passes_on_at_the_end_of_the_lease() {
+fn timed_lock_without_a_session_is_handed_over_when_the_lease_expires() {
     let place = Workplace::new();
     let mut holder = place.worker(VERY_LONG_MS);
     holder.wait_for("computing");
@@ -107,7 +107,7 @@ fn used_within(span: Duration, process: &Child) -> Duration {
 }
 
 #[test]
-fn who_only_holds_uses_no_processor() {
+fn idle_holder_uses_no_cpu() {
     // The server publishes keyspace events, and a hold that is 1 s old subscribes to those of its
     // key.
     let server = Server::with(&["notify-keyspace-events KA"]);
@@ -119,7 +119,7 @@ fn who_only_holds_uses_no_processor() {
 }
 
 #[test]
-fn whose_renewal_is_not_answered_uses_no_processor() {
+fn holder_with_an_unanswered_renewal_uses_no_cpu() {
     let place = Workplace::new();
     let mut worker = place.worker(VERY_LONG_MS);
     worker.wait_for("computing");
@@ -143,18 +143,18 @@ fn overtaken_at(words: &str) -> (Vec<String>, u64) {
     assert_eq!(second.wait_for_end().last().map(String::as_str), Some("released"));
     first.go_on();
     let lines = first.wait_for_end();
-    assert_eq!(place.tokens_in_store(), [later_token; 3], "nothing was written late");
+    assert_eq!(place.tokens_in_store(), [later_token; 3], "no late write reached the store");
     (lines, later_token)
 }
 
 #[test]
-fn a_stopped_holder_hears_of_its_loss_before_it_goes_on() {
+fn stopped_holder_notices_its_loss_when_it_resumes() {
     let (lines, _) = overtaken_at("step 1: computing");
     assert_eq!(lines.last().map(String::as_str), Some("step 1: the lock was lost, nothing is written"), "{lines:?}");
 }
 
 #[test]
-fn a_write_of_a_holder_that_was_stopped_on_its_way_is_refused() {
+fn late_write_of_a_stopped_holder_is_refused() {
     let (lines, later_token) = overtaken_at("step 1: writing");
     let refusal = format!("step 1: refused, the store has seen token {later_token}");
     assert_eq!(lines.last(), Some(&refusal), "{lines:?}");

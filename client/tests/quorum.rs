@@ -20,7 +20,7 @@ fn holders(servers: &[Server]) -> usize {
 }
 
 #[tokio::test]
-async fn a_quorum_is_held_by_one_at_a_time_and_released_everywhere() {
+async fn quorum_has_one_holder_and_is_released_everywhere() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let (one, other) = (quorum(&servers), quorum(&servers));
     let guard = one.lock("k").acquire().await.expect("free");
@@ -37,7 +37,7 @@ async fn a_quorum_is_held_by_one_at_a_time_and_released_everywhere() {
 }
 
 #[tokio::test]
-async fn a_minority_may_be_down_and_a_majority_may_not() {
+async fn quorum_survives_a_minority_but_not_a_majority_down() {
     let mut servers: Vec<_> = (0..5).map(|_| Server::start()).collect();
     let quorum = quorum(&servers);
     let lock = quorum.lock("k").lease(Duration::from_secs(2));
@@ -47,7 +47,7 @@ async fn a_minority_may_be_down_and_a_majority_may_not() {
     }
     // Time itself: a hold that is not renewed expires within it.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(guard.is_held(), "three of five go on");
+    assert!(guard.is_held(), "three of five servers still hold");
     guard.release().await.expect("it was held");
     let guard = lock.acquire().await.expect("free");
     servers[2].kill();
@@ -61,7 +61,7 @@ async fn a_minority_may_be_down_and_a_majority_may_not() {
 }
 
 #[tokio::test]
-async fn a_quorum_has_many_readers_or_one_writer() {
+async fn quorum_has_many_readers_or_one_writer() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let (one, other) = (quorum(&servers).rw_lock("k"), quorum(&servers).rw_lock("k"));
     let first = one.read().acquire().await.expect("free");
@@ -79,7 +79,7 @@ async fn a_quorum_has_many_readers_or_one_writer() {
 
 /// A refused request does not wait for the hanging server either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_of_three_decide_while_the_third_hangs() {
+async fn two_of_three_servers_decide_while_the_third_hangs() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let urls: Vec<_> = servers.iter().map(url).collect();
     let urls: Vec<_> = urls.iter().map(String::as_str).collect();
@@ -93,18 +93,18 @@ async fn two_of_three_decide_while_the_third_hangs() {
         servers[1].while_stopped(|| {
             let deciding = async {
                 let guard = lock.acquire().await.expect("two of three are free");
-                assert!(lock.try_acquire().await.expect("two have answered").is_none());
+                assert!(lock.try_acquire().await.expect("two servers answered").is_none());
                 guard.release().await.expect("it was held");
             };
             let decided = tokio::runtime::Handle::current().block_on(tokio::time::timeout(PATIENCE, deciding));
-            decided.expect("the third is not waited for");
+            decided.expect("the third server is not awaited");
         });
     });
 }
 
 /// Two servers answer and decide. The third grants later, and makes up for the loss of one of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
+async fn late_grant_makes_up_for_a_lost_server() {
     let mut servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let quorum = quorum(&servers);
     quorum.lock("k").acquire().await.expect("free").release().await.expect("it was held");
@@ -117,7 +117,7 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
             let guard = tokio::runtime::Handle::current().block_on(lock.acquire()).expect("two of three are free");
             let mut lost = Box::pin(guard.lost());
             let mut looking = std::task::Context::from_waker(std::task::Waker::noop());
-            assert!(lost.as_mut().poll(&mut looking).is_pending(), "two hold, and are waited for");
+            assert!(lost.as_mut().poll(&mut looking).is_pending(), "two servers still hold, so the guard is not lost");
             begun = Some((guard, lost));
         });
         begun.expect("it was granted")
@@ -126,7 +126,7 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
     servers[0].kill();
     // Without the third server, the guard would be lost when its lease on the first one expires.
     let early = tokio::time::timeout(lease + Duration::from_secs(1), &mut lost).await;
-    assert!(early.is_err() && guard.is_held(), "two of three go on");
+    assert!(early.is_err() && guard.is_held(), "two of three servers still hold");
     servers[2].kill();
     tokio::time::timeout(PATIENCE, lost).await.expect("no majority is left");
     servers[0].restart();
@@ -135,7 +135,7 @@ async fn a_server_that_grants_late_makes_up_for_one_that_is_lost() {
 
 /// Another owner has held the lock meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_grants_late_does_not_bring_a_lost_guard_back() {
+async fn late_grant_does_not_revive_a_lost_guard() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let proxy = Proxy::before(&servers[2]).await;
     let urls = [url(&servers[0]), url(&servers[1]), proxy.url()];
@@ -162,7 +162,7 @@ async fn a_server_that_grants_late_does_not_bring_a_lost_guard_back() {
 }
 
 #[tokio::test]
-async fn a_quorum_of_servers_that_cannot_grant_says_why() {
+async fn quorum_of_servers_that_cannot_grant_reports_why() {
     let mut servers: Vec<_> = (0..2).map(|_| Server::without_module(&[])).collect();
     servers.push(Server::start());
     let outcome = quorum(&servers).lock("k").try_acquire().await;
@@ -174,7 +174,7 @@ async fn a_quorum_of_servers_that_cannot_grant_says_why() {
 
 /// `close` finishes the releases that did not wait for their answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_waits_for_the_servers_that_a_majority_did_not_wait_for() {
+async fn close_waits_for_servers_outside_the_majority() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let mut clients = Vec::new();
     for server in &servers {
@@ -192,16 +192,16 @@ async fn closing_waits_for_the_servers_that_a_majority_did_not_wait_for() {
             closing = Some(runtime.spawn(async move { client.close().await }));
             // Time itself: a close that does not wait would finish within it.
             std::thread::sleep(Duration::from_millis(100));
-            assert!(closing.as_ref().is_some_and(|closing| !closing.is_finished()), "one is still to be told");
+            assert!(closing.as_ref().is_some_and(|closing| !closing.is_finished()), "one server has not answered");
         });
         closing.expect("it was begun")
     });
-    closing.await.expect("no panic").expect("all is released");
+    closing.await.expect("no panic").expect("all servers have released");
     assert_eq!(holders(&servers), 0);
 }
 
 #[tokio::test]
-async fn a_release_without_a_majority_says_why() {
+async fn release_without_a_majority_reports_why() {
     let mut servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let quorum = quorum(&servers);
     let guard = quorum.lock("k").acquire().await.expect("free");
@@ -222,7 +222,7 @@ async fn a_release_without_a_majority_says_why() {
 
 /// One server has granted the lock, one has not, and one is silent.
 #[tokio::test]
-async fn a_client_that_is_closed_is_not_in_a_quorum() {
+async fn closed_client_takes_no_part_in_a_quorum() {
     let servers = [Server::start(), Server::start(), Server::start()];
     servers[1].client().call("RLOCK.ACQUIRE k stranger PX 600000");
     let proxy = Proxy::before(&servers[2]).await;

@@ -11,7 +11,7 @@ fn waiting(server: &Server) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_a_restart_with_data_everybody_carries_on() {
+async fn holders_and_waiters_survive_a_restart_with_data() {
     let mut server = Server::with(&["appendonly yes", "appendfsync always"]);
     let client = connect(&server).await;
     let lease = Duration::from_secs(3);
@@ -30,7 +30,7 @@ async fn over_a_restart_with_data_everybody_carries_on() {
 /// The server grants nothing for the length of a lease. So no client acquires a lock whose former
 /// holder has not noticed its loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_a_restart_without_data_holders_hear_of_it_and_waiters_carry_on() {
+async fn restart_without_data_ends_holds_but_not_waits() {
     let mut server = Server::with(&["rlock.quarantine-ms 3000"]);
     let client = connect(&server).await;
     let mut crowd = Crowd::of(&client, Duration::from_secs(3));

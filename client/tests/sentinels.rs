@@ -43,7 +43,7 @@ fn refuse(master: &Server) {
 
 /// The master may have thousands of clients.
 #[tokio::test]
-async fn sentinels_are_not_asked_about_each_request_that_a_master_refuses() {
+async fn refused_requests_do_not_each_query_the_sentinels() {
     let master = Server::start();
     let sentinel = Sentinel::naming(&master);
     let client = connect(Client::builder(), &[&sentinel]).await;
@@ -68,14 +68,14 @@ async fn no_sentinel_is_asked_about_a_master_that_answers() {
     // While a caller waits, the client checks that the master is alive.
     let asked = || command_stat(&master, "RLOCK.CANCEL", "calls");
     eventually(|| asked() >= 20).await;
-    assert_eq!(master.client().waiting_owners("k").len(), 1, "that ends no wait");
-    assert_eq!(sentinel.asked(), 1, "when the client connected");
+    assert_eq!(master.client().waiting_owners("k").len(), 1, "the wait goes on");
+    assert_eq!(sentinel.asked(), 1, "one request, when the client connected");
     waiting.abort();
 }
 
 /// One Sentinel of two may be cut off together with a server that believes it is the master.
 #[tokio::test]
-async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name_another_one() {
+async fn client_leaves_a_refusing_master_when_most_sentinels_name_another() {
     let (old, new) = (Server::start(), Server::start());
     let [first, second] = [(); 2].map(|()| Sentinel::naming(&old));
     let client = connect(Client::builder(), &[&first, &second]).await;
@@ -84,7 +84,7 @@ async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name
     let asking = tokio::spawn(async move { client.lock("k").acquire().await });
     // When the client asks the second time, it has acted on the first answers.
     eventually(|| asking.is_finished() || second.asked() >= 2).await;
-    assert_eq!(command_stat(&new, "role", "calls"), 0, "nobody has looked there");
+    assert_eq!(command_stat(&new, "role", "calls"), 0, "the client has not checked the new server");
     second.name(&new);
     let guard = tokio::time::timeout(PATIENCE, asking).await.expect("in time").expect("no panic").expect("a grant");
     assert!(new.client().holder("k").is_some());
@@ -93,7 +93,7 @@ async fn a_master_that_refuses_is_left_when_more_than_half_of_the_sentinels_name
 
 /// The client sends no other request. The master is alive, and answers a PING.
 #[tokio::test]
-async fn a_waiter_leaves_a_master_that_refuses_and_was_replaced() {
+async fn waiter_leaves_a_refusing_master_that_was_replaced() {
     let (old, new) = (Server::start(), Server::start());
     let sentinel = Sentinel::naming(&old);
     let client = connect(Client::builder().ping_after(Duration::from_millis(20)), &[&sentinel]).await;

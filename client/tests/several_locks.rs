@@ -9,14 +9,22 @@ use crate::support::Server;
 use crate::thief::{Thief, give_up_when, holds, use_once};
 
 #[tokio::test]
-async fn several_locks_that_are_given_up_before_their_owner_acquires_one_leave_it_free_in_the_end() {
+async fn abandoned_request_for_several_locks_leaves_none_held_after_the_next_request() {
     let server = Server::start();
     let client = crate::connect(&server).await;
     use_once(&client).await;
     let all = client.multi_lock(["k", "l"]).owner("me").fixed_lease(Duration::from_secs(3600));
     give_up_when(all.try_acquire(), || holds(&server) == 1).await;
-    client.lock("k").owner("me").acquire().await.expect("it is mine").release().await.expect("it was held");
-    client.close().await.expect("it is tidied up");
+    client
+        .lock("k")
+        .owner("me")
+        .acquire()
+        .await
+        .expect("the owner already holds it")
+        .release()
+        .await
+        .expect("it was held");
+    client.close().await.expect("every request is settled");
     assert!(server.client().holder("l").is_none());
     assert_eq!(holds(&server), 0);
 }
@@ -24,7 +32,7 @@ async fn several_locks_that_are_given_up_before_their_owner_acquires_one_leave_i
 /// By the time the request is repeated, one of the keys is not a lock, or the user has no access to
 /// it.
 #[tokio::test]
-async fn several_locks_of_which_one_is_written_over_or_forbidden_meanwhile_are_not_kept() {
+async fn several_locks_are_not_kept_if_one_is_overwritten_or_forbidden_before_the_retry() {
     for deed in ["SET l x", "ACL SETUSER default resetkeys ~k"] {
         for way in ["try", "wait"] {
             let server = Server::start();
@@ -46,14 +54,14 @@ async fn several_locks_of_which_one_is_written_over_or_forbidden_meanwhile_are_n
                 _ => false,
             };
             assert!(is_refused, "{deed}, {way}: {outcome:?}");
-            client.close().await.expect("it is tidied up");
+            client.close().await.expect("every request is settled");
             assert_eq!(holds(&server), 0, "{deed}, {way}");
         }
     }
 }
 
 #[tokio::test]
-async fn several_locks_of_which_one_is_forbidden_or_written_over_are_released() {
+async fn several_locks_are_released_if_one_is_forbidden_or_overwritten() {
     for deed in ["ACL SETUSER default resetkeys ~k", "SET l x"] {
         let server = Server::start();
         let client = crate::connect(&server).await;
@@ -61,7 +69,7 @@ async fn several_locks_of_which_one_is_forbidden_or_written_over_are_released() 
         assert_eq!(server.client().call(deed), "OK");
         let outcome = guard.release().await;
         assert!(matches!(outcome, Err(Error::Refused { .. } | Error::Lost)), "{deed}: {outcome:?}");
-        client.close().await.expect("it is tidied up");
+        client.close().await.expect("every request is settled");
         assert_eq!(holds(&server), 0, "{deed}");
     }
 }

@@ -9,7 +9,7 @@ use crate::support::{Reply, Server, eventually};
 use crate::{PATIENCE, url};
 
 #[test]
-fn a_wait_is_interrupted_and_leaves_nothing() {
+fn interrupted_wait_leaves_nothing() {
     let server = Server::start();
     let client = Client::connect(&url(&server)).expect("a server");
     let held = client.lock("k").acquire().expect("free");
@@ -26,15 +26,15 @@ fn a_wait_is_interrupted_and_leaves_nothing() {
     assert!(interrupt.is_interrupted());
     held.release().expect("it was held");
     let again = client.lock("k").interrupted_by(&interrupt).try_acquire();
-    assert!(matches!(again, Err(Error::Interrupted)), "it counts from then on");
-    client.lock("k").acquire().expect("without it nothing is interrupted").release().expect("it was held");
+    assert!(matches!(again, Err(Error::Interrupted)), "the interruption persists");
+    client.lock("k").acquire().expect("no interruption is pending").release().expect("it was held");
 }
 
 #[test]
-fn threads_have_what_tasks_have() {
+fn blocking_client_supports_what_the_async_client_does() {
     let server = Server::with(&["notify-keyspace-events Kd"]);
     let client = Client::connect(&url(&server)).expect("a server");
-    let mut events = client.observe("k").events().expect("it tells");
+    let mut events = client.observe("k").events().expect("the server sends events");
     let seen = client.lock("k").run(|guard| (guard.is_held(), client.observe("k").is_locked().expect("an answer")));
     assert_eq!(seen.expect("a grant"), (true, true));
     assert_eq!(events.next().expect("endless").expect("an event"), Event::Acquired);

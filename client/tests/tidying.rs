@@ -12,7 +12,7 @@ use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
 
 /// The answer that ends the wait never arrives, because its connection is dead.
 #[tokio::test]
-async fn timed_a_dropped_wait_on_a_dead_connection_does_not_hold_what_comes_free() {
+async fn timed_dropped_wait_on_a_dead_connection_does_not_hold_the_freed_lock() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -32,12 +32,12 @@ async fn timed_a_dropped_wait_on_a_dead_connection_does_not_hold_what_comes_free
     tokio::time::sleep(Duration::from_millis(500)).await;
     let watch = Stopwatch::start();
     eventually(|| is_granted(&server.client().call("RLOCK.ACQUIRE k third"))).await;
-    watch.assert_took_ms(0..1000, "until a lock is had that nobody wants");
+    watch.assert_took_ms(0..1000, "the time to acquire a lock without a holder");
 }
 
 /// The connection swallows what is sent, and reports no error.
 #[tokio::test]
-async fn a_short_lease_outlives_a_silent_connection() {
+async fn short_lease_survives_a_silent_connection() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -55,7 +55,7 @@ async fn a_short_lease_outlives_a_silent_connection() {
 
 /// A server refuses writes like this while it loads its data.
 #[tokio::test]
-async fn a_server_that_does_not_write_for_now_is_waited_for() {
+async fn request_outlasts_a_server_that_refuses_writes() {
     let server = Server::start();
     let client = connect(&server).await;
     server.client().call("CONFIG SET min-replicas-to-write 1");
@@ -71,7 +71,7 @@ async fn a_server_that_does_not_write_for_now_is_waited_for() {
 
 /// Another client runs a long script.
 #[tokio::test]
-async fn a_server_that_runs_a_long_script_is_waited_for() {
+async fn request_outlasts_a_long_script() {
     let server = Server::with(&["lua-time-limit 20"]);
     let proxy = Proxy::before(&server).await;
     let client = proxy.client().await;
@@ -95,7 +95,7 @@ async fn a_server_that_runs_a_long_script_is_waited_for() {
 }
 
 #[tokio::test]
-async fn timed_renewals_that_are_refused_become_rare() {
+async fn timed_refused_renewals_become_rare() {
     const GUARDS: i64 = 100;
     let server = Server::start();
     let client = connect(&server).await;
@@ -109,7 +109,7 @@ async fn timed_renewals_that_are_refused_become_rare() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     let refused = command_stat(&server, "RLOCK.RENEW", "rejected_calls");
     server.client().call("CONFIG SET min-replicas-to-write 0");
-    assert!(refused >= GUARDS, "each has asked: {refused}");
+    assert!(refused >= GUARDS, "each guard sent a renewal: {refused}");
     assert!(refused <= GUARDS * 9, "{refused} refusals of {GUARDS} renewals in three seconds");
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(guards.iter().all(rlock_client::Guard::is_held));
@@ -122,7 +122,7 @@ fn quorum_of(servers: &[Server]) -> Quorum {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_a_majority_decides_without_the_one_that_hangs() {
+async fn timed_majority_decides_without_a_hung_server() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let lock = quorum_of(&servers).lock("k").server_timeout(Duration::from_secs(3));
     lock.acquire().await.expect("free").release().await.expect("it was held");
@@ -142,7 +142,7 @@ async fn timed_a_majority_decides_without_the_one_that_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_quorum_waits_for_a_majority_that_is_silent_for_a_while() {
+async fn quorum_waits_for_a_temporarily_silent_majority() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let lock = quorum_of(&servers).lock("k");
     lock.acquire().await.expect("free").release().await.expect("it was held");
@@ -161,7 +161,7 @@ async fn a_quorum_waits_for_a_majority_that_is_silent_for_a_while() {
 }
 
 #[tokio::test]
-async fn errors_do_not_tell_the_password() {
+async fn errors_do_not_contain_the_password() {
     for url in ["redis://user:hush-hush@[bad/0", "redis://user:hush-hush@host:port/0", "rediss:/user:hush-hush@"] {
         let refused = Client::connect(url).await.expect_err("no address");
         assert!(matches!(refused, Error::Argument(_)));
@@ -172,10 +172,10 @@ async fn errors_do_not_tell_the_password() {
 
 /// A round trip takes longer than 2 s.
 #[tokio::test]
-async fn a_server_that_is_far_away_is_reached() {
+async fn client_connects_to_a_distant_server() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     proxy.set(|_, _| Fate::Delay(Duration::from_millis(1050)));
-    let client = Client::connect(&proxy.url()).await.expect("it answers, but late");
+    let client = Client::connect(&proxy.url()).await.expect("the server answers late");
     client.lock("k").acquire().await.expect("a free lock").release().await.expect("it was held");
 }

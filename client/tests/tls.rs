@@ -96,7 +96,7 @@ async fn use_a_lock(client: &Client) {
 }
 
 #[tokio::test]
-async fn locks_are_used_over_an_encrypted_connection() {
+async fn locks_work_over_an_encrypted_connection() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, false);
     let client = builder(authority.certificates(None)).connect(&server.url).await.expect("a server");
@@ -106,7 +106,7 @@ async fn locks_are_used_over_an_encrypted_connection() {
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_trusted_certifies_is_refused() {
+async fn server_with_an_untrusted_certificate_is_refused() {
     let server = TlsServer::start(&Authority::new(), false);
     let refused = builder(Authority::new().certificates(None)).connect(&server.url).await;
     assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
@@ -115,7 +115,7 @@ async fn a_server_that_nobody_trusted_certifies_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_who_connects_is_shown_a_certificate() {
+async fn client_certificate_is_presented_on_demand() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, true);
     let refused = builder(authority.certificates(None)).connect(&server.url).await;
@@ -131,7 +131,7 @@ async fn a_server_that_asks_who_connects_is_shown_a_certificate() {
 }
 
 #[test]
-fn threads_use_encrypted_connections_as_well() {
+fn blocking_client_works_over_an_encrypted_connection() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, false);
     let certificates = authority.certificates(None);
@@ -140,7 +140,7 @@ fn threads_use_encrypted_connections_as_well() {
 }
 
 #[tokio::test]
-async fn certificates_that_are_none_are_an_error_and_no_panic() {
+async fn invalid_certificates_are_an_error() {
     let broken = TlsCertificates { client_tls: None, root_cert: Some(b"-----BEGIN CERTIFICATE-----\nnone".to_vec()) };
     let refused = builder(broken).connect("rediss://127.0.0.1:1/").await;
     assert!(matches!(refused, Err(Error::Argument(_))), "{refused:?}");

@@ -9,7 +9,7 @@ use crate::support::{Server, Stopwatch};
 use crate::{PATIENCE, command_stat, connect, connections, eventually};
 
 #[tokio::test]
-async fn a_waiter_gets_the_lock_when_it_is_released() {
+async fn waiter_gets_a_released_lock() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let guard = one.lock("k").acquire().await.expect("a free lock");
@@ -23,7 +23,7 @@ async fn a_waiter_gets_the_lock_when_it_is_released() {
 }
 
 #[tokio::test]
-async fn timed_a_wait_ends_in_time_and_leaves_no_place() {
+async fn timed_wait_ends_in_time_and_leaves_the_queue() {
     let server = Server::start();
     let client = connect(&server).await;
     let _guard = client.lock("k").acquire().await.expect("a free lock");
@@ -35,7 +35,7 @@ async fn timed_a_wait_ends_in_time_and_leaves_no_place() {
 }
 
 #[tokio::test]
-async fn timed_a_wait_ends_in_time_also_behind_a_server_that_does_not_answer() {
+async fn timed_wait_on_a_silent_server_ends_in_time() {
     let server = Server::start();
     let client = connect(&server).await;
     let holder = connect(&server).await;
@@ -66,7 +66,7 @@ async fn timed_a_wait_ends_in_time_also_behind_a_server_that_does_not_answer() {
 /// A waiter's lease starts at the grant, and the grant may arrive late. The hold counts from its
 /// confirmation.
 #[tokio::test]
-async fn a_hold_counts_from_its_confirmation_and_not_from_the_beginning_of_the_wait() {
+async fn hold_counts_from_its_confirmation_not_from_the_start_of_the_wait() {
     let server = Server::start();
     let client = connect(&server).await;
     // Half of the lease is slack for a slow machine.
@@ -85,7 +85,7 @@ async fn a_hold_counts_from_its_confirmation_and_not_from_the_beginning_of_the_w
 
 /// The session would have ended during the wait.
 #[tokio::test]
-async fn a_session_counts_from_its_confirmation_and_not_from_the_beginning_of_the_wait() {
+async fn session_counts_from_its_confirmation_not_from_the_start_of_the_wait() {
     let server = Server::start();
     let client = connect(&server).await;
     let grace = Duration::from_secs(2);
@@ -104,7 +104,7 @@ async fn a_session_counts_from_its_confirmation_and_not_from_the_beginning_of_th
 }
 
 #[tokio::test]
-async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
+async fn tasks_of_one_client_are_served_in_order_over_one_connection() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("a free lock");
@@ -119,7 +119,7 @@ async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
         eventually(|| server.client().waiting_owners("k").len() == number + 1).await;
     }
     assert_eq!(connections(&server), 2);
-    assert_eq!(server.client().call("PUBSUB CHANNELS rlock:*").array().len(), 1, "one channel answers all");
+    assert_eq!(server.client().call("PUBSUB CHANNELS rlock:*").array().len(), 1, "one channel serves all waits");
     guard.release().await.expect("it was held");
     for number in 0..20 {
         assert_eq!(heard.recv().await, Some(number));
@@ -128,7 +128,7 @@ async fn tasks_of_one_client_are_served_in_their_order_over_one_connection() {
 
 /// Each waits in the server's queue over the single connection, and sends one request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_waits_for_as_many_locks_take_one_connection_and_no_polling() {
+async fn ten_thousand_waits_use_one_connection_and_no_polling() {
     const LOCKS: usize = 10_000;
     let server = Server::start();
     let client = connect(&server).await;
@@ -142,7 +142,7 @@ async fn ten_thousand_waits_for_as_many_locks_take_one_connection_and_no_polling
         })
         .collect();
     eventually(|| server.client().info_number("rlock_waiting") == LOCKS as i64).await;
-    assert_eq!(connections(&server), 3, "the client's two, and that of who holds them all");
+    assert_eq!(connections(&server), 3, "the client's two, and the holder's");
     let asked = || command_stat(&server, "RLOCK.ACQUIRE", "calls");
     assert_eq!(asked(), 2 * LOCKS as i64);
     // Time itself: polling would show within it.
@@ -179,7 +179,7 @@ async fn readers_of_one_client_enter_together() {
 /// The network swallows whatever is sent over the connection, and the client has no other request
 /// to send.
 #[tokio::test]
-async fn a_connection_that_dies_silently_is_found_while_somebody_waits_on_it() {
+async fn silently_dead_connection_of_a_waiter_is_replaced() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let options = Client::builder().ping_after(Duration::from_millis(100)).connect_timeout(Duration::from_millis(500));
@@ -199,14 +199,18 @@ async fn a_connection_that_dies_silently_is_found_while_somebody_waits_on_it() {
         });
         eventually(|| waits_anew(&server, kind)).await;
         server.client().call(format!("{}.RELEASE {kind} other", family(kind)));
-        tokio::time::timeout(PATIENCE, waiter).await.expect("it is served").expect("no panic").expect("a grant");
+        tokio::time::timeout(PATIENCE, waiter)
+            .await
+            .expect("the waiter is served")
+            .expect("no panic")
+            .expect("a grant");
         eventually(|| server.client().call(format!("EXISTS {kind}")) == 0).await;
     }
 }
 
 /// So many requests are in progress that the answer to the PING is late, but answers keep arriving.
 #[tokio::test]
-async fn timed_a_connection_over_which_answers_come_is_not_given_up() {
+async fn timed_connection_that_still_answers_is_kept() {
     let server = Server::start();
     let proxy = Proxy::before(&server).await;
     let patience = Duration::from_millis(1500);
@@ -240,7 +244,7 @@ async fn timed_a_connection_over_which_answers_come_is_not_given_up() {
     proxy.clear();
     server.client().call("RLOCK.RELEASE k other");
     waiter.await.expect("no panic").expect("a grant").release().await.expect("it was held");
-    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), 2, "nobody had to ask again");
+    assert_eq!(command_stat(&server, "RLOCK.ACQUIRE", "calls"), 2, "no request was repeated");
 }
 
 /// Whether the waiter's request was repeated: the third ACQUIRE, after the holder's.
@@ -253,7 +257,7 @@ fn family(kind: &str) -> &'static str {
 }
 
 #[tokio::test]
-async fn a_fair_lock_hands_over_between_clients() {
+async fn fair_lock_is_handed_over_between_clients() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
     let guard = one.fair_lock("k").acquire().await.expect("a free lock");
@@ -266,7 +270,7 @@ async fn a_fair_lock_hands_over_between_clients() {
 }
 
 #[tokio::test]
-async fn two_handles_of_one_owner_wait_for_each_other_and_both_hold() {
+async fn two_handles_of_one_owner_wait_together_and_both_hold() {
     let server = Server::start();
     let client = connect(&server).await;
     let guard = client.lock("k").acquire().await.expect("a free lock");
