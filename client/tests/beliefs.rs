@@ -3,8 +3,8 @@
 //!
 //! Each holder enters the register right after its grant. Two overlapping holds both exist at the
 //! moment when the later one begins, so it is enough to check at each entry. A guard that reports a
-//! lost hold never reports it as held again. So if the register sees first the other guard and then
-//! the new one held, both were held at the same time.
+//! lost hold never reports it as held again. If the register sees first the other guard held, and
+//! then the new one, both were held at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

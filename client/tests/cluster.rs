@@ -136,8 +136,8 @@ fn finish_move(nodes: &[Server; 2], slot: i64, to: &str) {
     }
 }
 
-/// One of the keys has moved and the other has not. Neither node has both, and both answer
-/// TRYAGAIN.
+/// One of the keys has moved and the other has not. Neither node has both, so both refuse the
+/// request.
 #[tokio::test]
 async fn several_locks_in_a_migrating_slot_are_released_once_all_have_moved() {
     let nodes = cluster().await;
@@ -184,7 +184,7 @@ async fn client_leaves_a_node_that_is_cut_off_from_its_cluster() {
     assert!(command_stat(&cut_off, "cluster|slots", "calls") > 0, "the client asked this node for the slots first");
 }
 
-/// The client sends no other request. The node is alive, and answers a PING.
+/// The client sends no other request. The node is alive, and answers liveness checks.
 #[tokio::test]
 async fn waiter_leaves_a_node_that_is_cut_off_from_its_cluster() {
     let (cut_off, whole) = (node(), node());

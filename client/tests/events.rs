@@ -89,7 +89,8 @@ async fn connection_lost_during_a_subscription_is_replaced() {
     assert_eq!(next(&mut events).await, Event::Acquired);
 }
 
-/// Does a part of some work: polls at it so often, and lets all else go on in between.
+/// Polls `work` at most this many times, and lets other tasks run in between. Returns the number of
+/// polls, and the result if there is one.
 async fn poll_up_to<T>(polls: usize, work: impl Future<Output = T>) -> (usize, Option<T>) {
     let mut work = std::pin::pin!(work);
     for poll in 1..=polls {

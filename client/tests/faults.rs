@@ -33,7 +33,7 @@ fn wanted_holds() -> usize {
 /// The number of acquisitions in progress at once.
 const AT_ONCE: usize = 40;
 
-/// What the network does.
+/// The faults of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weather {
     /// It loses, cuts and delays, and goes silent in one direction.

@@ -248,7 +248,7 @@ async fn expire_on_the_key_shortens_the_guard() {
     guard.renew().await.expect("it is held");
     let valid_for = guard.valid_for();
     assert!(valid_for <= Duration::from_secs(60), "{valid_for:?}");
-    // The same with a time shorter than what is left.
+    // The same if the renewal asks for less time than the key has left.
     assert_eq!(server.client().call("PEXPIRE k 30000"), 1);
     guard.renew_for(Duration::from_secs(1)).await.expect("it is held");
     let valid_for = guard.valid_for();

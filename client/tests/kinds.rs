@@ -333,7 +333,7 @@ async fn repeated_release_of_several_reports_a_lost_one() {
 }
 
 /// Something happens to the server between the grant and the request that checks the replicas. The
-/// client retries what a retry may fix, and reports any other error as it is.
+/// client retries what a retry may fix, and reports any other error unchanged.
 #[tokio::test]
 async fn error_reports_why_replicas_could_not_confirm() {
     for (happening, may_be_mended) in

@@ -85,7 +85,7 @@ async fn foreign_request_id_does_not_affect_other_locks() {
 async fn two_clients_cannot_both_wait_under_one_name() {
     let server = Server::start();
     let (one, other) = (connect(&server).await, connect(&server).await);
-    server.client().call("RLOCK.ACQUIRE k somebody");
+    server.client().call("RLOCK.ACQUIRE k stranger");
     let wait = |client: &Client| {
         tokio::spawn({
             let lock = client.lock("k").owner("me");
@@ -97,7 +97,7 @@ async fn two_clients_cannot_both_wait_under_one_name() {
     let later = wait(&other);
     let outcome = tokio::time::timeout(PATIENCE, earlier).await.expect("it ends").expect("no panic");
     assert!(matches!(outcome, Err(Error::Superseded)), "{outcome:?}");
-    server.client().call("RLOCK.RELEASE k somebody");
+    server.client().call("RLOCK.RELEASE k stranger");
     later.await.expect("no panic").expect("a grant").release().await.expect("it was held");
 }
 
@@ -109,7 +109,7 @@ async fn earlier_of_two_waiting_clients_with_one_name_stops_retrying() {
     let commands = ["RLOCK.ACQUIRE", "RFAIRLOCK.ACQUIRE", "RLOCK.CANCEL", "RFAIRLOCK.CANCEL"];
     let requests = || commands.iter().map(|command| answered(&server, command)).sum::<i64>();
     for (key, family) in [("k", "RLOCK"), ("f", "RFAIRLOCK")] {
-        server.client().call(format!("{family}.ACQUIRE {key} somebody"));
+        server.client().call(format!("{family}.ACQUIRE {key} stranger"));
         let before = requests();
         let wait = |client: &Client| {
             let (mutex, fair) = (client.lock(key).owner("me"), client.fair_lock(key).owner("me"));
@@ -128,7 +128,7 @@ async fn earlier_of_two_waiting_clients_with_one_name_stops_retrying() {
         assert!(made < 10, "{made} requests in 5 s");
         assert!(earlier.is_finished() && !later.is_finished());
         assert!(matches!(earlier.await.expect("no panic"), Err(Error::Superseded)));
-        server.client().call(format!("{family}.RELEASE {key} somebody"));
+        server.client().call(format!("{family}.RELEASE {key} stranger"));
         later.await.expect("no panic").expect("a grant");
     }
 }

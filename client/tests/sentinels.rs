@@ -91,7 +91,7 @@ async fn client_leaves_a_refusing_master_when_most_sentinels_name_another() {
     guard.release().await.expect("it was held");
 }
 
-/// The client sends no other request. The master is alive, and answers a PING.
+/// The client sends no other request. The master is alive, and answers liveness checks.
 #[tokio::test]
 async fn waiter_leaves_a_refusing_master_that_was_replaced() {
     let (old, new) = (Server::start(), Server::start());
