@@ -104,8 +104,8 @@ impl Campaign {
         (client, place.clients[client].clone(), key.expect("a key"))
     }
 
-    /// Within a place, each name is used through one client only. Requests of different clients under
-    /// one name would end each other.
+    /// Within a place, each name is used through one client only. Requests of different clients
+    /// under one name would end each other.
     fn share(random: &mut StdRng, client: usize) -> (Share, Option<String>) {
         match random.random_range(0..NAMES * 2) {
             name if name < NAMES => {

@@ -24,7 +24,7 @@ async fn abandoned_request_for_several_locks_leaves_none_held_after_the_next_req
 /// By the time the request is repeated, one of the keys is not a lock, or the user has no access to
 /// it.
 #[tokio::test]
-async fn several_locks_are_not_kept_if_one_is_overwritten_or_forbidden_before_the_retry() {
+async fn several_locks_are_not_kept_if_one_becomes_unusable_before_the_retry() {
     for deed in ["SET l x", "ACL SETUSER default resetkeys ~k"] {
         for way in ["try", "wait"] {
             let server = Server::start();

@@ -38,8 +38,8 @@ pub struct Terms {
 
 impl Terms {
     pub fn random(random: &mut StdRng, is_late: bool) -> Terms {
-        // A request that arrives late may be granted, and then holds until its lease expires. So the
-        // lease is short.
+        // A request that arrives late may be granted, and then holds until its lease expires. So
+        // the lease is short.
         let is_short = is_late || random.random_ratio(1, 4);
         let lease = is_short.then(|| Duration::from_millis(random.random_range(30..700)));
         let grace = random.random_ratio(1, 3).then(|| Duration::from_millis(random.random_range(100..300)));
