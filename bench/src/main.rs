@@ -51,8 +51,8 @@ struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
     rounds: usize,
 
-    /// How often each case of `stalls`, `notify`, the crowds of `client` and each death of `failover`
-    /// is repeated
+    /// How often each case of `stalls`, `notify`, the crowds of `client` and each death of
+    /// `failover` is repeated
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     stall_rounds: usize,
 
@@ -109,7 +109,8 @@ enum Section {
     Client,
     /// Waiting next to 10 and next to 10,000 waiters that form no circle
     Deadlock,
-    /// From the death of a master to the next grant, and the cost of the settings while nothing fails
+    /// From the death of a master to the next grant, and the cost of the settings while nothing
+    /// fails
     Failover,
     /// What other clients experience while one client is expensive
     Stalls,

@@ -1,4 +1,4 @@
-//! An uncontended pair on current servers, against what their documentation teaches in place of a script:
+//! An uncontended pair on current servers, against the commands that replace the script there:
 //! `DELEX … IFEQ` on Redis 8.4 and newer, `DELIFEQ` on Valkey 9.
 
 use anyhow::Result;
@@ -7,7 +7,8 @@ use rlock_bench::server::{Server, ServerConfig};
 use super::pairs::{self, Listener, Pairs, Side};
 use crate::report::{Aim, Line};
 
-/// The command with which a current server deletes a lock that is still one's own, and the aims with and without an append-only file.
+/// The commands of a current server that compare and delete, and the aims without and with an
+/// append-only file.
 fn peer(is_valkey: bool) -> (Side, f64, f64) {
     if is_valkey { (Side::SetDelIfEq, 1.0, 1.25) } else { (Side::SetDelEx, 0.95, 1.10) }
 }
@@ -25,7 +26,7 @@ pub fn measure(servers: &[ServerConfig], rounds: usize) -> Result<Vec<Line>> {
         };
         let sides = [Side::Rlock, peer];
         let mut measured = Pairs::connect(&mut server)?;
-        for (listener, aim) in [(Listener::Nobody, aim), (Listener::AppendOnlyFile, aim_with_file)] {
+        for (listener, aim) in [(Listener::None, aim), (Listener::AppendOnlyFile, aim_with_file)] {
             let costs_us = measured.measure(&mut server, listener, &sides, rounds)?;
             let figure = |side| pairs::figure(side, &sides, &costs_us);
             let what = format!("{name}: server CPU per pair, {}: against {}", listener.name(), peer.name());

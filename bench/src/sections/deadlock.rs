@@ -1,10 +1,11 @@
-//! What the search for deadlocks costs: requests that do not wait, and requests that wait, beside many other waiters that
-//! form no circle.
+//! The costs of the search for deadlocks: requests with and without a wait, beside many other
+//! waiters that form no cycle.
 //!
-//! All connections are open on both sides of a comparison; only how many of them wait differs. They wait all for one lock, or
-//! in a chain: the owner of each lock waits for the next one. A probe then joins again and again, as a stranger behind the
-//! lock that all want, at the back of the chain (which it would have to follow to its end), at its front (where the whole
-//! chain waits for it), or as the link between two halves, where there is no end that is near.
+//! All connections are open on both sides of a comparison; only the number of waiters differs.
+//! Either all wait for one lock, or they form a chain: the owner of each lock waits for the next
+//! one. A probe then joins again and again. It waits for the lock that all others wait for; or
+//! joins at the back of the chain, which it would have to follow to its end; or at its front, where
+//! the whole chain waits for it; or links two halves of the chain, so that both ends are far away.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ const BATCH: usize = 100;
 const WARM_UPS: usize = 20;
 const PAIRS: usize = 50_000;
 
-/// How the others wait, and where the probe comes in.
+/// How the others wait, and where the probe joins.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scene {
     OneLock,
@@ -36,7 +37,8 @@ enum Scene {
 }
 
 impl Scene {
-    /// How many probes are measured: a link between long chains costs milliseconds.
+    /// The number of measured probes. A link between long chains costs milliseconds, so it has
+    /// fewer.
     fn probes(self) -> usize {
         if self == Self::MiddleOfChain { 100 } else { 2000 }
     }
@@ -49,10 +51,10 @@ const SCENES: [(Scene, &str, Option<f64>); 4] = [
     (Scene::MiddleOfChain, "link two halves of a chain, and be granted", None),
 ];
 
-/// The connections of those who wait, and what undoes their waiting.
+/// The connections of the waiters, and the commands that end their waits.
 struct Crowd {
     connections: Vec<Connection>,
-    /// For each that waits: the same request without BLOCK, which gives its place up.
+    /// For each waiter the same request without BLOCK, which ends its wait.
     leaving: Vec<Vec<u8>>,
 }
 
@@ -62,7 +64,7 @@ impl Crowd {
         Ok(Self { connections, leaving: Vec::new() })
     }
 
-    /// One more connection waits for a lock on behalf of an owner.
+    /// Lets one more connection wait for a lock, for `owner`.
     fn wait(&mut self, lock: usize, owner: usize) -> Result<()> {
         let (lock, owner) = (names::lock_key(lock), names::owner_id(owner));
         let try_once = [b"RLOCK.ACQUIRE", lock.as_bytes(), owner.as_bytes(), b"PX", LEASE_MS, b"REQ", b"1"];
@@ -72,7 +74,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Nobody waits any more.
+    /// Ends all waits.
     fn leave(&mut self, server: &mut Server) -> Result<()> {
         for batch in self.leaving.chunks(BATCH) {
             server.control().send(&batch.concat())?;
@@ -94,12 +96,13 @@ fn acquire(server: &mut Server, lock: usize, owner: usize) -> Result<()> {
     Ok(())
 }
 
-/// What is measured again and again.
+/// The measured request, which is repeated.
 struct Probe {
     connection: Connection,
     lock: String,
     owner: String,
-    /// Who has the lock and gives it up for a moment; `None` if the probe leaves without it.
+    /// The holder, which releases the lock for a moment; `None` if the probe leaves without the
+    /// lock.
     holder: Option<String>,
 }
 
@@ -107,7 +110,8 @@ impl Probe {
     fn run(&mut self, server: &mut Server) -> Result<()> {
         let (lock, owner) = (self.lock.as_bytes(), self.owner.as_bytes());
         let try_once: &[&[u8]] = &[b"RLOCK.ACQUIRE", lock, owner, b"PX", LEASE_MS, b"REQ", b"1"];
-        // The server answers the first command when it has run both: from then on the second one waits.
+        // The server sends the first reply after it has run both commands, so the second one waits
+        // by then.
         let mut commands = resp::command(&[b"PING"]);
         resp::push_command(&mut commands, &[try_once, &[b"BLOCK", b"0"]].concat());
         self.connection.send(&commands)?;
@@ -125,7 +129,7 @@ impl Probe {
         Ok(())
     }
 
-    /// Microseconds of the server's CPU time for each run.
+    /// Returns the server's CPU time per run, in microseconds.
     fn measure(&mut self, server: &mut Server, probes: usize) -> Result<f64> {
         for _ in 0..WARM_UPS {
             self.run(server)?;
@@ -139,8 +143,8 @@ impl Probe {
     }
 }
 
-/// Lets `waiting` connections wait as the scene has it, and says what the probe does there. The owner of a number has the
-/// lock of that number.
+/// Lets `waiting` connections wait as in the scene, and returns the probe for it. Owner `n` holds
+/// lock `n`.
 fn set_up(server: &mut Server, crowd: &mut Crowd, scene: Scene, waiting: usize) -> Result<Probe> {
     let (front, back, apart) = (waiting, 0, waiting + 1);
     let (lock, owner, holder) = match scene {
@@ -178,7 +182,8 @@ fn set_up(server: &mut Server, crowd: &mut Crowd, scene: Scene, waiting: usize) 
     })
 }
 
-/// Acquires and releases locks that nobody else wants. Returns microseconds of the server's CPU time for each pair.
+/// Acquires and releases uncontended locks. Returns the server's CPU time per pair, in
+/// microseconds.
 fn measure_pairs(server: &mut Server) -> Result<f64> {
     let mut connection = server.connect()?;
     let mut batch = Vec::new();

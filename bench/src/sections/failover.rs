@@ -1,8 +1,8 @@
-//! What exclusion through failovers costs: the time from the death of a master to the next grant, and what the right to grant adds to each
-//! grant while nothing fails.
+//! The costs of exclusion through failovers: the time from the death of a master to the next grant,
+//! and the time that the right to grant adds to each grant while nothing fails.
 //!
-//! Nobody has to find out that the master has died: a replica is promoted at once. So the time is what the module adds to that of a
-//! Sentinel or a cluster.
+//! A replica is promoted at once, without a Sentinel or a cluster that detects the death. So the
+//! result is the time that the module adds to theirs.
 
 use std::thread;
 use std::time::Duration;
@@ -28,7 +28,7 @@ const REPLICAS: usize = 2;
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(20);
 const AIM: Aim = Aim::AtMost(1.05);
 
-/// Measures both.
+/// Measures the time after a death, and the cost of a grant.
 pub fn measure(config: &ServerConfig, rounds: usize, deaths: usize) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for lease_s in LEASES_S {
@@ -69,7 +69,7 @@ impl Fleet {
         Ok(Self { master, replicas: started })
     }
 
-    /// Sets all servers to these, and waits until the master grants.
+    /// Applies `settings` to all servers, and waits until the master may grant.
     fn configure(&mut self, settings: &str) -> Result<()> {
         for server in self.replicas.iter_mut().chain([&mut self.master]) {
             call(server, &format!("CONFIG SET repl-ping-replica-period 1 {settings}"))?;
@@ -78,14 +78,15 @@ impl Fleet {
     }
 }
 
-/// Kills a master and promotes a replica. Returns after how many milliseconds a request is granted that waits there from then on.
+/// Kills a master and promotes a replica. Returns the time from the kill to the grant of a request
+/// that waits at the replica, in milliseconds.
 fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
     let mut fleet = Fleet::start(config, REPLICAS)?;
     if let Some(lease_s) = longest_lease_s {
         let lease_ms = 1000 * lease_s;
         fleet.configure(&format!("rlock.max-lease-ms {lease_ms} rlock.min-replicas 1"))?;
         let quarantine_ms = lease_ms + LAG_MS + MARGIN_MS;
-        // Not the master, which has started without data and so would be in quarantine itself.
+        // Not at the master: it has started without data, so it would be in quarantine itself.
         for replica in &mut fleet.replicas {
             call(replica, &format!("CONFIG SET rlock.quarantine-ms {quarantine_ms} rlock.quarantine-after failover"))?;
         }
@@ -104,8 +105,9 @@ fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
     Ok(clock::as_ms(took))
 }
 
-/// Both ways to set a master that a replica follows: whether it needs that replica to grant. The lag is long, because a replica falls behind
-/// a client that does nothing but acquire and release.
+/// The settings of a master with one replica, which it needs in order to grant, or not. The
+/// permitted lag is long, because the replica falls behind a client that only acquires and
+/// releases.
 const WITHOUT: &str = "rlock.min-replicas 0 rlock.quarantine-after empty";
 const WITH: &str = "rlock.min-replicas 1 rlock.quarantine-after failover rlock.max-replica-lag-ms 60000";
 
@@ -115,7 +117,7 @@ fn pairs(fleet: &mut Fleet, rounds: usize) -> Result<Line> {
     for _ in 0..rounds {
         for (settings, costs_us) in [(WITHOUT, &mut without), (WITH, &mut with)] {
             fleet.configure(settings)?;
-            let cost_us = measured.measure(&mut fleet.master, Listener::Nobody, &[Side::Rlock], 1)?;
+            let cost_us = measured.measure(&mut fleet.master, Listener::None, &[Side::Rlock], 1)?;
             costs_us.push(cost_us.first().map_or(f64::NAN, Series::median));
         }
     }

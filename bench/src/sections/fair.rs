@@ -1,8 +1,8 @@
-//! What a fair lock's queue costs: taking, leaving and serving a place against the length of the queue, and the memory of
-//! a place without a connection.
+//! The costs of a fair lock's queue: taking, leaving and serving a place in short and long queues,
+//! and the memory of a place without a connection.
 //!
-//! The queue keeps its length: who leaves from the middle comes back at the end, and so does who had the lock. All waiters
-//! poll, so that no connection's cost hides the queue's.
+//! The queue keeps its length: for each owner that leaves from the middle or gets the lock, a new
+//! one joins at the end. All waiters poll, so no connection's cost hides the queue's.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -25,10 +25,11 @@ const BATCHES: usize = 200;
 const PLACES: usize = 100_000;
 const BLOCKED: usize = 5000;
 
-/// A queue of a known length behind one holder, and who stands where in it.
+/// A queue of a known length behind one holder, and the order of its owners.
 struct Queue {
     connection: Connection,
-    /// The numbers of the owners. They are numbered as they come, so in rising order they are in the queue's.
+    /// The numbers of the owners. They are numbered by arrival, so sorted numbers have the queue's
+    /// order.
     owners: VecDeque<usize>,
     next_owner: usize,
     holder: usize,
@@ -55,7 +56,7 @@ impl Queue {
         Ok(queue)
     }
 
-    /// A new owner at the end of the queue.
+    /// Adds a new owner at the end of the queue.
     fn push_queue(&mut self, commands: &mut Vec<u8>) {
         let name = owner(self.next_owner);
         resp::push_command(commands, &[b"RFAIRLOCK.ACQUIRE", KEY, &name, b"PX", LIFE_MS, b"QUEUE", LIFE_MS]);
@@ -63,7 +64,7 @@ impl Queue {
         self.next_owner += 1;
     }
 
-    /// One leaves from the middle and a new one comes at the end, `BATCH` times.
+    /// One owner leaves from the middle and a new one joins at the end, `BATCH` times.
     fn leave_and_queue(&mut self) -> Result<()> {
         let mut commands = Vec::new();
         for _ in 0..BATCH {
@@ -79,8 +80,8 @@ impl Queue {
         Ok(())
     }
 
-    /// The holder gives the lock back, the head of the queue takes it, a new one comes at the end, `BATCH` times. The
-    /// owners are in the queue's order.
+    /// The holder releases the lock, the head of the queue acquires it, and a new owner joins at
+    /// the end, `BATCH` times. `owners` must have the queue's order.
     fn hand_over(&mut self) -> Result<()> {
         let mut commands = Vec::new();
         for _ in 0..BATCH {
@@ -100,7 +101,7 @@ impl Queue {
     }
 }
 
-/// 40 bytes, as the aim for memory has them.
+/// The name of an owner: 40 bytes, as in the aim for memory.
 fn owner(number: usize) -> Vec<u8> {
     format!("{}-own", names::owner_id(number)).into_bytes()
 }
@@ -145,7 +146,7 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// What a place without a connection costs, and for comparison a blocked client.
+/// Measures the memory of a place without a connection, and of a blocked client for comparison.
 fn measure_memory(server: &mut Server, rounds: usize) -> Result<Line> {
     let (mut place, mut client) = (Series::default(), Series::default());
     for _ in 0..rounds {

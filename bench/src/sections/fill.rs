@@ -1,4 +1,4 @@
-//! Fills a server with held locks, of this module or of the usual kind, and empties it again.
+//! Fills a server with held locks, of this module or by SET NX PX, and empties it again.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::names;
 const BATCH: usize = 1000;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How a lock is taken.
+/// How a lock is acquired.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Taking {
     /// RLOCK.ACQUIRE.
@@ -43,13 +43,13 @@ impl Taking {
     }
 }
 
-/// Takes the locks 0 to `count`, pipelined on a connection that is closed afterwards. `lease_ms` is
-/// asked for each lock at the moment when its command is written.
+/// Acquires the locks 0 to `count`, pipelined on a connection that is closed afterwards. `lease_ms`
+/// is called for each lock when its command is written.
 pub fn fill(server: &mut Server, taking: Taking, count: usize, lease_ms: impl Fn(usize) -> u64) -> Result<()> {
     fill_named(server, taking, count, |index| (names::lock_key(index), names::owner_id(index)), lease_ms)
 }
 
-/// The same with names of one's own: of the lock, and of its owner.
+/// As [`fill`], with `name` returning the names of lock and owner.
 pub fn fill_named(
     server: &mut Server,
     taking: Taking,
@@ -80,8 +80,8 @@ pub fn fill_named(
     Ok(())
 }
 
-/// What is in use, in bytes, once nobody but the control connection is left and two looks agree that
-/// the tables have found their size.
+/// Returns the memory in use, in bytes. Waits until only the control connection is left and two
+/// readings agree, so that the tables have their final size.
 pub fn settled_memory_bytes(server: &mut Server) -> Result<u64> {
     server.wait_for_info("connected_clients", 1, FLUSH_TIMEOUT)?;
     let deadline = clock::now() + FLUSH_TIMEOUT;

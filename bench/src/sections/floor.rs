@@ -1,7 +1,8 @@
-//! How much of what a lock costs is the server's: a ladder from a command that does nothing, over a module with the
-//! barest lock and each service of the server's that a lock needs, to this module and to scripts.
+//! The server's share of the costs of a lock: steps from a command that does nothing, over a module
+//! with the smallest lock and each service of the server that a lock needs, to this module and to
+//! scripts.
 //!
-//! Every rung is a ratio to SET NX PX and DEL, the least that one could do without a module.
+//! Every step is a ratio to SET NX PX and DEL, the cheapest lock without a module.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -11,7 +12,7 @@ use crate::report::Line;
 
 const FOOT: Side = Side::SetDel;
 
-/// From the bottom up, with what the table says of each.
+/// The steps, cheapest first, each with its text in the table.
 const RUNGS: [(Side, &str); 10] = [
     (Side::SetDel, "SET + DEL"),
     (Side::Noop, "two empty module commands"),
@@ -25,12 +26,12 @@ const RUNGS: [(Side, &str); 10] = [
     (Side::HashScripts, "scripts on a hash"),
 ];
 
-/// Measures the server's CPU time per pair on every rung.
+/// Measures the server's CPU time per pair on every step.
 pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
     let sides = RUNGS.map(|(side, _)| side);
     let mut measured = Pairs::connect(server)?;
     let mut lines = Vec::new();
-    for listener in [Listener::Nobody, Listener::AppendOnlyFile] {
+    for listener in [Listener::None, Listener::AppendOnlyFile] {
         let costs_us = measured.measure(server, listener, &sides, rounds)?;
         let figure = |side| pairs::figure(side, &sides, &costs_us);
         for (side, rung) in RUNGS {

@@ -1,12 +1,12 @@
-//! How fast a lock goes round among connections that all want it.
+//! How fast a lock is handed over among connections that all wait for it.
 //!
-//! The peer is the fastest thing that Redis itself offers to pass a turn to a blocked client: one token
-//! in a list, taken by BLPOP and given back by RPUSH. Both run over the same sockets of one thread.
+//! The peer is the fastest way of Redis itself to wake a blocked client: one token in a list, taken
+//! with BLPOP and given back with RPUSH. Both run over the same sockets of one thread.
 //!
-//! Each hand-over waits for the client to answer, so the client's time is part of it. It is measured
-//! twice: with a client that sleeps until something arrives, as clients do, where the time that the
-//! machine takes to wake it is a large part on both sides; and with one that spins, where nearly
-//! nothing is left but the server. The second needs an idle machine with two CPUs.
+//! Each hand-over waits for the client to answer, so the client's time is part of it. There are two
+//! measurements. In the first the client sleeps until data arrives, as real clients do, so the time
+//! that the machine needs to wake it is a large part on both sides. In the second the client spins,
+//! so nearly all of the time is the server's. The second needs an idle machine with two CPUs.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -17,8 +17,8 @@ use super::relay::{Cost, Prize, Round};
 use crate::report::{Aim, Figure, Line, Series, Unit};
 
 pub const CONNECTIONS: usize = 64;
-/// Who waits with NOTIFY: for one lock, over several connections and over one, and for many locks at once. Each that waits in BLPOP needs
-/// a connection of its own.
+/// The waiters with NOTIFY: for one lock, over several connections and over one, and for many locks
+/// at once. Each waiter in BLPOP needs its own connection.
 const CROWDS: [Crowd; 4] = [
     Crowd { locks: 1, members: CONNECTIONS, connections: 8 },
     Crowd { locks: 1, members: CONNECTIONS, connections: 1 },

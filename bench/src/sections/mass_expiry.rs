@@ -1,10 +1,10 @@
-//! What happens to everyone else while very many leases end within one second.
+//! The pauses of other clients while a million leases expire within one second.
 //!
-//! The deadlines are spread evenly over one second that begins well after the last lock is taken. A
-//! connection that does nothing but PING, one after the other, feels each stall of the event loop as the
-//! time of one PING. How much of a stall is the machine's own is shown by the same loop right before, on
-//! the server that holds all these locks and does nothing, and by how long the server and the PING thread
-//! waited for a CPU that others had.
+//! The deadlines are spread evenly over one second, which begins well after the last lock is
+//! acquired. A connection sends one PING after the other, so each pause of the event loop shows as
+//! the time of one PING. Two other figures show the machine's share: the same loop just before, on
+//! the idle server with all of these locks, and the time that the server and the PING thread waited
+//! for a CPU.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,15 +17,15 @@ use super::fill::{self, Taking};
 use super::pings::{Pinging, Pings, waited_ms};
 use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 
-/// All leases end within this time.
+/// All leases expire within this time.
 const SPREAD_MS: u64 = 1000;
 /// How long the idle server is watched before the first deadline.
 const IDLE_WATCH: Duration = Duration::from_millis(1200);
-/// One PING follows the other at once.
+/// Each PING is sent right after the previous reply.
 const NO_PAUSE: Duration = Duration::ZERO;
-/// The pause between that watch and the first deadline.
+/// The time from the end of that watch to the first deadline.
 const GAP: Duration = Duration::from_millis(200);
-/// How long taking the locks may last: so much, and more for each lock.
+/// How long acquiring the locks may take: a base time, and more for each lock.
 const FILL_BASE: Duration = Duration::from_secs(2);
 const FILL_PER_LOCK: Duration = Duration::from_micros(10);
 const GONE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -36,7 +36,7 @@ struct RoundResult {
     expiry: Pings,
     /// How long the server's main thread waited for a CPU while the leases ended.
     server_waited_ms: f64,
-    /// From the last deadline until no key was left.
+    /// The time from the last deadline until no key was left.
     gone_after_ms: f64,
 }
 
@@ -59,7 +59,7 @@ pub fn measure(server: &mut Server, rounds: usize, locks: usize) -> Result<Vec<L
     let expired = server.info_number("rlock_expired")?;
     ensure!(
         expired == (rounds * locks) as u64,
-        "the module counted {expired} leases that ended, expected {}",
+        "the module counted {expired} expired leases, expected {}",
         rounds * locks
     );
     Ok(vec![
@@ -95,13 +95,13 @@ fn measure_round(server: &mut Server, locks: usize) -> Result<RoundResult> {
         until_first.as_millis() as u64 + index as u64 % SPREAD_MS
     })?;
     let idle_from = first_deadline - GAP - IDLE_WATCH;
-    ensure!(clock::now() < idle_from, "taking {locks} locks lasted longer than {fill_time:?}");
+    ensure!(clock::now() < idle_from, "acquiring {locks} locks took longer than {fill_time:?}");
 
     clock::sleep_until(idle_from);
     let watch = Pinging::start(server, NO_PAUSE)?;
     clock::sleep_until(first_deadline - GAP);
     let idle = watch.stop()?;
-    ensure!(server.key_count()? == locks as u64, "locks were gone before their time");
+    ensure!(server.key_count()? == locks as u64, "locks expired before their deadlines");
 
     let server_before = server.main_thread_times();
     let watch = Pinging::start(server, NO_PAUSE)?;
@@ -124,7 +124,7 @@ fn wait_until_no_keys(server: &mut Server, last_deadline: Instant) -> Result<Ins
         if keys == 0 {
             return Ok(now);
         }
-        ensure!(now < last_deadline + GONE_TIMEOUT, "{keys} locks are left {GONE_TIMEOUT:?} after their end");
+        ensure!(now < last_deadline + GONE_TIMEOUT, "{keys} locks are left {GONE_TIMEOUT:?} after the last deadline");
         thread::sleep(GONE_POLL_INTERVAL);
     }
 }

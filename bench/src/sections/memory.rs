@@ -1,4 +1,4 @@
-//! What a held lock costs in memory, against the same strings under SET NX PX.
+//! The memory of a held lock, against the same strings under SET NX PX.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -10,10 +10,11 @@ use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 /// No lease ends during a round, however slow the machine.
 const LEASE_MS: u64 = 24 * 3_600_000;
 
-/// How many locks with short names: fewer, because the server's own tables weigh differently then.
+/// The number of locks with short names: fewer, because the server's own tables have a different
+/// share then.
 const SHORT_NAMED: usize = 200_000;
 
-/// Which names the locks and their owners have.
+/// The lengths of the names of locks and owners.
 #[derive(Clone, Copy)]
 enum Names {
     /// Those of the other sections: 18 and 36 bytes.
@@ -40,7 +41,8 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// Fills an empty server, empties it again, and notes what each lock took and left behind.
+    /// Fills an empty server, empties it again, and records the memory that each lock took and left
+    /// behind.
     fn push_round(&mut self, server: &mut Server, taking: Taking, names: Names, locks: usize) -> Result<()> {
         let per_lock = |bytes: u64, before: u64| (bytes as f64 - before as f64) / locks as f64;
         let used_before = fill::settled_memory_bytes(server)?;
@@ -52,7 +54,7 @@ impl Rounds {
         let used_after = fill::settled_memory_bytes(server)?;
         self.used.push(per_lock(used, used_before));
         self.left.push(per_lock(used_after, used_before));
-        // The allocator keeps the pages of the first fill for those that follow.
+        // The allocator keeps the pages of the first fill for the later ones.
         if self.resident.len() == 0 {
             self.resident.push(per_lock(resident, resident_before));
         }
@@ -60,8 +62,8 @@ impl Rounds {
     }
 }
 
-/// Measures used_memory per lock. The first fill also tells the resident memory, which no allocation
-/// beside the server's own allocator escapes.
+/// Measures used_memory per lock. The first fill also measures the resident memory, which includes
+/// allocations outside the server's own allocator.
 pub fn measure(server: &mut Server, rounds: usize, locks: usize) -> Result<Vec<Line>> {
     let (mut acquire, mut set) = (Rounds::default(), Rounds::default());
     let (mut short_acquire, mut short_set) = (Rounds::default(), Rounds::default());

@@ -1,4 +1,4 @@
-//! One file per question that the benchmark answers, and what some of them share.
+//! One file per section of the benchmark, and code that several sections share.
 
 pub mod client;
 pub mod current_servers;

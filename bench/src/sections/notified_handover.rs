@@ -1,10 +1,12 @@
-//! Hand-overs among members that wait with NOTIFY over a few connections, against those that wait blocked, each with a connection of
-//! its own: in BLPOP, and for the lock.
+//! Hand-overs among members that wait with NOTIFY over a few connections, against blocked members
+//! that each have their own connection: in BLPOP, and for the lock.
 //!
-//! One lock is one chain, and each of its hand-overs waits for the client to wake: what is saved on the server is a small part of it. Many
-//! locks at once go round over the same few connections, where one turn of the server carries many of them.
+//! With one lock, each hand-over waits for the client to wake, so the time saved on the server is a
+//! small part of it. With many locks over the same few connections, one turn of the server makes
+//! many hand-overs.
 //!
-//! For one lock, the same messages without a lock behind them show the least that a server can do over these connections.
+//! For one lock, the same messages without a lock show the least work that a server can do over
+//! these connections.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -14,22 +16,22 @@ use super::relay::{self, Prize, Round};
 use crate::report::{Aim, Figure, Line, Series, Unit};
 
 const HANDOVERS: u64 = 10_000;
-/// Many locks at once are many times faster.
+/// Many locks at once are many times faster, so they need more hand-overs.
 const HANDOVERS_OF_MANY: u64 = 50_000;
 const WARM_UP_HANDOVERS: u64 = 1_000;
-/// Nobody's lease ends, however long the queue.
+/// No lease expires, however long the queue.
 const LEASE_MS: u64 = 24 * 3_600_000;
 const RATE_AIM: Aim = Aim::AtLeast(2.0);
 const CPU_AIM: Aim = Aim::AtMost(0.6);
 
-/// Who waits, and over how many connections.
+/// The locks, their members, and the connections with NOTIFY.
 #[derive(Clone, Copy)]
 pub struct Crowd {
-    /// How many locks there are.
+    /// The number of locks.
     pub locks: usize,
-    /// How many want each of them.
+    /// The number of members per lock.
     pub members: usize,
-    /// Over how many connections they wait with NOTIFY.
+    /// The number of connections over which all members wait with NOTIFY.
     pub connections: usize,
 }
 
@@ -65,7 +67,7 @@ impl Side {
     }
 }
 
-/// Measures hand-overs per second and the server's CPU time for each.
+/// Measures hand-overs per second and the server's CPU time per hand-over.
 pub fn measure(server: &mut Server, rounds: usize, crowd: Crowd) -> Result<Vec<Line>> {
     let Crowd { locks, members, connections } = crowd;
     let (mut notified, mut blocked, mut list, mut bare) =

@@ -1,7 +1,7 @@
-//! What a pair of commands costs the server: one that takes a free lock, and one that gives it back.
+//! The server's costs of a pair of commands: one acquires a free lock, the other releases it.
 //!
-//! All sides run pipelined on one connection, in batches over the same keys and owners, so that system
-//! calls are a small and equal part of the cost and the commands themselves the large one.
+//! All sides run pipelined on one connection, in batches over the same keys and owners. So system
+//! calls are a small and equal part of the costs, and the commands themselves the large part.
 
 use std::time::Duration;
 
@@ -16,18 +16,19 @@ use crate::report::{Figure, Series, Unit};
 const KEYS: usize = 1000;
 const BATCH_PAIRS: usize = 200;
 const BATCHES: usize = 250;
-/// Batches that a side runs unmeasured at the beginning of its round, to have its own code and data in
+/// Batches that each side runs before the measured ones of a round, to load its code and data into
 /// the CPU's caches.
 const WARM_UP_BATCHES: usize = 10;
 const LEASE_MS: &[u8] = b"30000";
 const REWRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The usual script that deletes a lock only if it is still one's own.
+/// The usual script that deletes a lock only if the caller still holds it.
 const COMPARE_AND_DELETE: &[u8] = b"if redis.call('get', KEYS[1]) == ARGV[1] then \
     return redis.call('del', KEYS[1]) else return 0 end";
 
-/// A lock that may be taken again by its owner, as client libraries build it: a hash that counts the holds of an owner.
-/// Nil says that it was taken, a number for how long it is somebody else's.
+/// A re-entrant lock as client libraries build it: a hash that counts the holds of an owner. Nil
+/// means that the lock was acquired; a number is the remaining lease of another owner, in
+/// milliseconds.
 const HASH_ACQUIRE: &[u8] = b"local lock, owner, lease = KEYS[1], ARGV[1], ARGV[2] \
     local is_mine = redis.call('exists', lock) == 0 or redis.call('hexists', lock, owner) == 1 \
     if not is_mine then return redis.call('pttl', lock) end \
@@ -35,7 +36,7 @@ const HASH_ACQUIRE: &[u8] = b"local lock, owner, lease = KEYS[1], ARGV[1], ARGV[
     redis.call('pexpire', lock, lease) \
     return nil";
 
-/// Its other half: the last hold deletes the hash, and tells those who wait.
+/// The release of that lock: the last hold deletes the hash, and publishes to the waiters.
 const HASH_RELEASE: &[u8] = b"local lock, channel, owner, lease = KEYS[1], KEYS[2], ARGV[1], ARGV[2] \
     if redis.call('hexists', lock, owner) == 0 then return nil end \
     if redis.call('hincrby', lock, owner, -1) > 0 then redis.call('pexpire', lock, lease) return 0 end \
@@ -43,7 +44,7 @@ const HASH_RELEASE: &[u8] = b"local lock, channel, owner, lease = KEYS[1], KEYS[
     redis.call('publish', channel, 'free') \
     return 1";
 
-/// What takes and gives back a lock.
+/// The commands that acquire and release a lock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Side {
     /// RLOCK.ACQUIRE and RLOCK.RELEASE.
@@ -58,14 +59,14 @@ pub enum Side {
     SetDelIfEq,
     /// Two scripts on a hash, by their digests.
     HashScripts,
-    /// Twice a command of a module that does nothing.
+    /// Two commands of a module that do nothing.
     Noop,
-    /// The commands of the bare module, with what follows their names.
+    /// The commands of the bare module, with this suffix.
     Bare(&'static str),
 }
 
 impl Side {
-    /// As the table shows it.
+    /// The name in the table.
     pub fn name(self) -> String {
         match self {
             Self::Rlock => "ACQUIRE + RELEASE".to_owned(),
@@ -104,20 +105,20 @@ impl Side {
     }
 }
 
-/// Who listens to what the commands change.
+/// The listener to the changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Listener {
-    /// Nobody.
-    Nobody,
-    /// The append-only file, which is flushed to the disk once a second.
+    /// None.
+    None,
+    /// The append-only file, flushed to the disk once a second.
     AppendOnlyFile,
 }
 
 impl Listener {
-    /// As the table shows it.
+    /// The name in the table.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Nobody => "nobody listens",
+            Self::None => "no listener",
             Self::AppendOnlyFile => "AOF everysec",
         }
     }
@@ -140,7 +141,7 @@ pub struct Pairs {
     connection: Connection,
     names: Vec<Name>,
     digests: Digests,
-    /// Tokens rise strictly, so each must pass the one before.
+    /// The last token. Tokens rise strictly, so each must be above it.
     last_token: i64,
     granted: usize,
 }
@@ -163,7 +164,7 @@ impl Pairs {
         Ok(Self { connection, names: names.collect(), digests, last_token: 0, granted: 0 })
     }
 
-    /// The server's CPU time per pair in microseconds, of each side in each round.
+    /// Measures the server's CPU time per pair, in microseconds, of each side in each round.
     pub fn measure(
         &mut self,
         server: &mut Server,
@@ -200,7 +201,7 @@ impl Pairs {
         Ok(costs_us)
     }
 
-    /// Runs `batches` batches of pairs, each checked before the next is sent.
+    /// Runs `batches` batches of pairs, and checks each before it sends the next.
     fn run(&mut self, side: Side, batches: usize) -> Result<()> {
         let mut commands = Vec::new();
         let mut names = self.names.iter().cycle();
@@ -221,7 +222,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// The module must have counted exactly the grants that the client has seen.
+    /// Fails unless the module has counted exactly the grants that the client has received.
     fn ensure_all_were_granted(&self, server: &mut Server) -> Result<()> {
         let (granted, expected) = (server.info_number("rlock_granted_at_once")?, self.granted as u64);
         ensure!(granted == expected, "the module counted {granted} grants, the client {expected}");
@@ -229,7 +230,7 @@ impl Pairs {
     }
 }
 
-/// What stands for a side in a line of the table.
+/// The figure of a side for a line of the table.
 pub fn figure(side: Side, sides: &[Side], costs_us: &[Series]) -> Figure {
     let none = Series::default();
     let costs_us = sides.iter().zip(costs_us).find(|(candidate, _)| **candidate == side);
@@ -280,7 +281,7 @@ fn configure(server: &mut Server, name: &str, value: &str) -> Result<()> {
     server.control().call(&[b"CONFIG", b"SET", name.as_bytes(), value.as_bytes()])?.expect(b"+OK\r\n")
 }
 
-/// A round writes hundreds of megabytes; a rewrite gives them back to the disk.
+/// Rewrites the append-only file: a round writes hundreds of megabytes, and the rewrite frees them.
 fn shorten_append_only_file(server: &mut Server) -> Result<()> {
     server.control().call(&[b"BGREWRITEAOF"])?;
     server.wait_for_info("aof_rewrite_in_progress", 0, REWRITE_TIMEOUT)

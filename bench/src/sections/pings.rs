@@ -1,4 +1,4 @@
-//! A connection that does nothing but PING: it feels each stall of the event loop as the time of one PING.
+//! A connection that sends only PINGs: each pause of the event loop shows as the time of one PING.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,18 +13,19 @@ use rlock_bench::server::Server;
 
 use crate::report::Series;
 
-/// How often a PING that is not answered looks whether it is to stop.
+/// How often the thread checks for the stop signal while it waits for a reply.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How many looks the last PING still gets for its answer.
+/// How many more checks the last PING waits for its reply.
 const LAST_LOOKS: u32 = 10;
 
-/// What one PING after the other has shown.
+/// The measured PINGs.
 pub struct Pings {
-    /// The last one may have had no answer; then this is how long it has waited.
+    /// The time of each PING. The last one may have no reply; then this is how long it has waited.
     pub times_ms: Series,
-    /// How long the server's main thread ran during each: what of the time is its own, however busy the machine is.
+    /// How long the server's main thread ran during each PING: the server's own share, however busy
+    /// the machine is.
     pub server_ran_ms: Series,
-    /// How long the thread that sent them waited for a CPU.
+    /// How long the thread that sends PINGs waited for a CPU.
     pub thread_waited_ms: f64,
 }
 
@@ -35,7 +36,8 @@ pub struct Pinging {
 }
 
 impl Pinging {
-    /// Begins. A PING is sent when the one before is answered, and not before `interval` has passed since that was sent.
+    /// Starts the thread. It sends a PING when the previous one has its reply, and at least
+    /// `interval` after the previous one was sent.
     pub fn start(server: &Server, interval: Duration) -> Result<Self> {
         let (mut connection, server) = (server.connect()?, server.process_id());
         connection.set_patience(LOOK_INTERVAL)?;
@@ -62,14 +64,14 @@ impl Pinging {
         Ok(Self { stop, thread })
     }
 
-    /// Ends, with what was seen.
+    /// Stops the thread, and returns its measurements.
     pub fn stop(self) -> Result<Pings> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the pinging thread has panicked"))?
     }
 }
 
-/// `false` if it was to stop, and the answer did not come.
+/// Returns `false` if the thread was stopped before a reply came.
 fn wait_for_pong(connection: &mut Connection, stopped: &AtomicBool) -> Result<bool> {
     let mut looks_left = LAST_LOOKS;
     while looks_left > 0 {
@@ -84,7 +86,7 @@ fn wait_for_pong(connection: &mut Connection, stopped: &AtomicBool) -> Result<bo
     Ok(false)
 }
 
-/// How long a thread waited for a CPU between two looks; NaN where the kernel does not tell.
+/// How long a thread waited for a CPU between two readings; NaN if the kernel does not report it.
 pub fn waited_ms(before: Option<ThreadTimes>, after: Option<ThreadTimes>) -> f64 {
     match (before, after) {
         (Some(before), Some(after)) => (after.waited_ns - before.waited_ns) as f64 / 1e6,
@@ -92,7 +94,7 @@ pub fn waited_ms(before: Option<ThreadTimes>, after: Option<ThreadTimes>) -> f64
     }
 }
 
-/// How long a thread ran between two looks; NaN where the kernel does not tell.
+/// How long a thread ran between two readings; NaN if the kernel does not report it.
 fn ran_ms(before: Option<ThreadTimes>, after: Option<ThreadTimes>) -> f64 {
     match (before, after) {
         (Some(before), Some(after)) => (after.cpu_ns - before.cpu_ns) as f64 / 1e6,

@@ -1,8 +1,8 @@
-//! How soon after the end of a lease the next in line has the lock.
+//! The time from the deadline of a lease to the grant of the next waiter.
 //!
-//! The lease begins when the server executes the ACQUIRE, somewhere between sending it and its answer.
-//! Counting from the sending makes every figure an upper bound, by at most one round trip, and makes a
-//! grant before the deadline an error that cannot be explained away.
+//! The lease begins when the server executes the ACQUIRE, between the sending and the answer. The
+//! time is counted from the sending. So every figure is an upper bound, by at most one round trip,
+//! and a grant before the counted deadline is certainly an error.
 
 use std::thread;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 const SAMPLES: usize = 500;
 const LEASE: Duration = Duration::from_millis(50);
 const OTHER_LOCKS: usize = 100_000;
-/// The other locks outlast the measurement.
+/// The other locks outlive the measurement.
 const OTHER_LEASE_MS: u64 = 3_600_000;
 /// Pauses of different length keep the samples out of step with the server's own timers.
 const PAUSE_STEP: Duration = Duration::from_micros(1370);
@@ -58,7 +58,8 @@ fn measure_lateness(server: &mut Server) -> Result<Series> {
     Ok(lateness_ms)
 }
 
-/// Lets the lease of `first` run out while `second` waits, in milliseconds after the deadline.
+/// Lets the lease of `first` expire while `second` waits. Returns the time from the deadline to the
+/// grant, in milliseconds.
 fn measure_once(first: &mut Connection, second: &mut Connection) -> Result<f64> {
     let lease_ms = LEASE.as_millis().to_string();
     let hold = resp::command(&[b"RLOCK.ACQUIRE", KEY, b"first", b"PX", lease_ms.as_bytes()]);

@@ -1,8 +1,8 @@
-//! Whether a hand-over costs more when more wait.
+//! Whether a hand-over costs more with more waiters.
 //!
-//! The same connections take turns at asking in both cases, so that the sockets and clients that a
-//! hand-over touches are as warm or as cold in the CPU's caches with 10 waiters as with 5000, and only
-//! the queue differs. Redis's own queue, that of BLPOP, is measured in the same way beside it.
+//! In both cases the same connections request the lock in turns. So the sockets and clients of a
+//! hand-over are as warm or as cold in the CPU's caches with 10 waiters as with 5000, and only the
+//! queue differs. Redis's own queue, that of BLPOP, is measured in the same way.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -13,9 +13,9 @@ use crate::report::{Aim, Figure, Line, Series, Unit};
 
 const SHORT: usize = 10;
 const LONG: usize = 5000;
-/// The holder, and one that asks next.
+/// All waiters, the holder, and the next one to send a request.
 const CONNECTIONS: usize = LONG + 2;
-/// Every connection has a turn before it counts.
+/// Every connection holds the lock once before the measured part.
 const WARM_UP_HANDOVERS: u64 = CONNECTIONS as u64;
 const HANDOVERS: u64 = 20_000;
 /// No lease ends during a round, however slow the machine.

@@ -1,4 +1,4 @@
-//! What it costs the server to acquire and release a lock that nobody else wants.
+//! The server's costs of acquiring and releasing an uncontended lock.
 
 use anyhow::Result;
 use rlock_bench::server::Server;
@@ -12,7 +12,7 @@ const SIDES: [Side; 4] = [Side::Rlock, Side::SetDel, Side::SetScript, Side::Hash
 pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
     let mut measured = Pairs::connect(server)?;
     let mut lines = Vec::new();
-    for listener in [Listener::Nobody, Listener::AppendOnlyFile] {
+    for listener in [Listener::None, Listener::AppendOnlyFile] {
         let costs_us = measured.measure(server, listener, &SIDES, rounds)?;
         let figure = |side| pairs::figure(side, &SIDES, &costs_us);
         let line = |what: &str, above, below| {
@@ -20,9 +20,9 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Vec<Line>> {
         };
         let against_set_del = line("against SET + DEL", Side::Rlock, Side::SetDel);
         let against_script = line("against SET + script", Side::Rlock, Side::SetScript);
-        let against_hash = line("scripts on a hash, against ours", Side::HashScripts, Side::Rlock);
+        let against_hash = line("scripts on a hash, against the module", Side::HashScripts, Side::Rlock);
         lines.extend(match listener {
-            Listener::Nobody => [
+            Listener::None => [
                 against_set_del.aim(Aim::AtMost(1.05)),
                 against_script.aim(Aim::AtMost(0.45)),
                 against_hash.aim(Aim::AtLeast(5.0)),

@@ -1,4 +1,4 @@
-//! How many commands an acquisition takes that has to wait: the server counts.
+//! The number of commands of an acquisition that has to wait, as the server counts them.
 
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use tokio::task::JoinSet;
 use super::{calls, lock, run_client, runtime, url};
 use crate::report::{Aim, Line, Series, Statistic, Unit};
 
-/// They pass one lock around.
+/// All of them pass one lock around.
 const TASKS: usize = 8;
 const PAIRS_OF_EACH: usize = 250;
 const PATIENCE: Duration = Duration::from_secs(5);
-/// All that the crate may have to send. The server counts what the module publishes as commands, too, and those are not meant.
+/// The commands that the crate may send. The server also counts the module's own messages as
+/// commands, so the total would be too high.
 const COMMANDS: [&str; 4] = ["RLOCK.ACQUIRE", "RLOCK.RELEASE", "RLOCK.RENEW", "RLOCK.CANCEL"];
-/// One that asks, and one that releases.
+/// One ACQUIRE and one RELEASE.
 const AIM: Aim = Aim::AtMost(2.0);
 
 fn all_calls(server: &mut Server) -> Result<u64> {

@@ -1,4 +1,5 @@
-//! Very many tasks that wait, each for a lock of its own that somebody else holds, and readers who wait for one writer.
+//! 10,000 tasks, each waiting for its own lock that another owner holds; and 1000 readers that wait
+//! for one writer.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,16 +17,16 @@ use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 
 const TASKS: usize = 10_000;
 const READERS: usize = 1000;
-/// Locks become free one by one, so that each release is felt alone.
+/// The pause between two releases, so that each hand-over is measured alone.
 const BETWEEN_RELEASES: Duration = Duration::from_micros(500);
-/// How long it is watched whether anybody asks again.
+/// How long commands are counted while nothing happens.
 const SILENCE: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(60);
-/// By this the client asks from time to time whether the server lives.
+/// The client's probe of a quiet connection.
 const CANCEL: &str = "RLOCK.CANCEL";
 const CONNECTIONS_AIM: Aim = Aim::AtMost(2.0);
 const LATENCY_AIM: Aim = Aim::AtMost(5.0);
-/// Nobody asks again. Whether the connection lives is asked for.
+/// No waiter polls. Probes of the connection are not counted.
 const POLLS_AIM: Aim = Aim::AtMost(0.0);
 
 #[derive(Default)]
@@ -37,7 +38,7 @@ struct Rounds {
     readers_ms: Series,
 }
 
-/// When whoever waited had the lock.
+/// When each task was granted its lock.
 type Granted = Arc<Mutex<BTreeMap<usize, Instant>>>;
 
 async fn wait_and_release(client: Client, index: usize, granted: Granted) -> Result<()> {
@@ -71,7 +72,7 @@ impl Rounds {
         self.connections.push((server.info_number("connected_clients")? - 1) as f64);
         let (before, cancels_before) = (command_calls(server)?, calls(server, CANCEL)?);
         clock::sleep_until(clock::now() + SILENCE);
-        // Each of the two INFOs before the second count is counted.
+        // The second count includes the two INFOs before it.
         let own = 2;
         let (after, cancels_after) = (command_calls(server)?, calls(server, CANCEL)?);
         self.polls.push((after - before - own - (cancels_after - cancels_before)) as f64);
@@ -81,7 +82,7 @@ impl Rounds {
         let granted = granted.lock().unwrap_or_else(PoisonError::into_inner);
         let mut times_ms = Series::default();
         for (index, released) in released.into_iter().enumerate() {
-            let granted = granted.get(&index).with_context(|| format!("task {index} was granted nothing"))?;
+            let granted = granted.get(&index).with_context(|| format!("task {index} was not granted its lock"))?;
             times_ms.push(clock::as_ms(granted.saturating_duration_since(released)));
         }
         self.p50_ms.push(times_ms.median());
@@ -104,7 +105,7 @@ impl Rounds {
         let left = server.control().call(&[b"RRWLOCK.RELEASE", b"readers", b"writer", b"WRITE"])?.integer()?;
         ensure!(left == 0, "the writer still has {left} holds");
         let granted = runtime.block_on(all_ended(reading))?;
-        let last = granted.into_iter().max().context("nobody has read")?;
+        let last = granted.into_iter().max().context("no reader was granted the lock")?;
         self.readers_ms.push(clock::as_ms(last.saturating_duration_since(released)));
         drop((client, runtime));
         server.wait_for_info("connected_clients", 1, PATIENCE)?;
@@ -120,7 +121,7 @@ async fn all_ended<T: Send + 'static>(mut tasks: JoinSet<Result<T>>) -> Result<V
     Ok(ended)
 }
 
-/// When each release was sent.
+/// Returns when each release was sent.
 fn release_one_by_one(server: &mut Server) -> Result<Vec<Instant>> {
     let mut next = clock::now();
     let mut sent = Vec::with_capacity(TASKS);
@@ -135,7 +136,8 @@ fn release_one_by_one(server: &mut Server) -> Result<Vec<Instant>> {
     Ok(sent)
 }
 
-/// Measures connections, commands while nothing happens, and the time from a release to whoever waited.
+/// Measures the connections, the commands while nothing happens, and the time from a release to the
+/// waiter's grant.
 pub fn measure(server: &mut Server, rounds: usize) -> Result<[Line; 4]> {
     let mut measured = Rounds::default();
     for _ in 0..rounds {

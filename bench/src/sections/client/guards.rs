@@ -1,4 +1,4 @@
-//! What guards cost that nobody does anything with: each is renewed every third of its lease.
+//! The costs of idle guards: the client renews each of them every third of its lease.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use super::{calls, lock, runtime, url};
 use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 
 const COUNTS: [usize; 2] = [10_000, 100_000];
-/// A third of the lease that the crate asks for if it is told none: in this time each guard is renewed once.
+/// A third of the crate's default lease: in this time each guard is renewed once.
 const RENEWAL_CYCLE: Duration = Duration::from_secs(10);
-/// What is under way when all guards are there comes to rest in this time.
+/// Enough time for the work of the last acquisitions to end.
 const SETTLING: Duration = Duration::from_secs(2);
 const RENEW: &str = "RLOCK.RENEW";
 const ACQUIRING_AT_ONCE: usize = 1000;

@@ -1,6 +1,7 @@
-//! What the crate adds to the two round trips that an uncontended lock takes.
+//! The time that the crate adds to the two round trips of an uncontended lock.
 //!
-//! One task acquires and releases in turns, so each side is a chain of round trips and the wall clock is the measure.
+//! One task acquires and releases in turns. Each side is a chain of round trips, so the wall clock
+//! is the measure.
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::names;
 use crate::report::{Aim, Figure, Line, Series, Unit};
 
 const PAIRS: usize = 5000;
-/// Pairs that a side runs unmeasured at the beginning of its round.
+/// Pairs that each side runs before the measured ones of a round.
 const WARM_UP_PAIRS: usize = 500;
 const AIM: Aim = Aim::AtMost(1.05);
 
@@ -26,7 +27,7 @@ pub fn measure(server: &mut Server, rounds: usize) -> Result<Line> {
     let runtime = runtime(1)?;
     let url = url(server);
     let (mut raw_us, mut client_us) = (Series::default(), Series::default());
-    // As a program does: its work is a task of the runtime.
+    // As in a program, the work is a task of the runtime.
     let measured = runtime.spawn(async move {
         let Sides { raw, client } = Sides::connect(&url).await?;
         let lock = super::lock(&client, 0);

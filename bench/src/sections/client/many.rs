@@ -1,4 +1,4 @@
-//! Very many tasks that acquire and release, each a lock of its own, over one connection.
+//! Many tasks that acquire and release over one connection, each its own lock.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::report::{Aim, Figure, Line, Series, Unit};
 
 const TASKS: usize = 1000;
 const PAIRS_OF_EACH: usize = 60;
-/// As a program's own runtime has on a small machine.
+/// As many as a program's runtime has on a small machine.
 const THREADS: usize = 2;
 const RATE_AIM: Aim = Aim::AtLeast(0.9);
 const CPU_AIM: Aim = Aim::AtMost(1.3);
@@ -31,7 +31,7 @@ impl Side {
         self.cpu_us.push(cpu.as_secs_f64() * 1e6 / pairs);
     }
 
-    /// Runs all tasks to their end. Each has a turn before it counts.
+    /// Runs all tasks to their end. Each task has a warm-up before the measured part.
     async fn push_round<T: Future<Output = Result<()>> + Send + 'static>(
         &mut self,
         task: impl Fn(usize, usize) -> T,
@@ -52,7 +52,7 @@ async fn run_all<T: Future<Output = Result<()>> + Send + 'static>(tasks: impl It
     Ok(())
 }
 
-/// Measures pairs per second, and this process's CPU time for each.
+/// Measures pairs per second, and this process's CPU time per pair.
 pub fn measure(server: &mut Server, rounds: usize) -> Result<[Line; 2]> {
     let runtime = runtime(THREADS)?;
     let url = url(server);

@@ -1,6 +1,7 @@
-//! What the client crate adds to the commands that it sends, and what its idle guards and waiting tasks cost.
+//! The costs that the client crate adds to its commands, and the costs of idle guards and waiting
+//! tasks.
 //!
-//! The other side is redis-rs with the same commands and nothing around them, in turns on the same server.
+//! The other side is redis-rs alone with the same commands, in turns on the same server.
 
 mod contended;
 mod crowd;
@@ -21,12 +22,12 @@ use tokio::runtime::{Builder, Runtime};
 use crate::names;
 use crate::report::Line;
 
-/// The lease that the crate asks for if it is told none.
+/// The crate's default lease.
 const LEASE_MS: u64 = 30_000;
 
 const RAW_PATIENCE: Duration = Duration::from_secs(60);
 
-/// A runtime with so many threads.
+/// A runtime with `threads` worker threads.
 fn runtime(threads: usize) -> Result<Runtime> {
     Ok(Builder::new_multi_thread().worker_threads(threads).enable_all().build()?)
 }
@@ -44,14 +45,14 @@ struct Sides {
 
 impl Sides {
     async fn connect(url: &str) -> Result<Self> {
-        // Its own half a second for an answer is too little where others use the machine.
+        // The default timeout of half a second is too short on a busy machine.
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(RAW_PATIENCE));
         let raw = redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await?;
         Ok(Self { raw, client: Client::connect(url).await? })
     }
 }
 
-/// Acquires and releases one lock in turns by two commands.
+/// Acquires and releases one lock in turns, with two commands.
 async fn run_raw(mut connection: MultiplexedConnection, key: String, owner: String, pairs: usize) -> Result<()> {
     let mut last_token = 0;
     for _ in 0..pairs {
@@ -65,7 +66,7 @@ async fn run_raw(mut connection: MultiplexedConnection, key: String, owner: Stri
     Ok(())
 }
 
-/// The same by the crate.
+/// Acquires and releases one lock in turns, with the crate.
 async fn run_client(lock: Lock<Mutex>, pairs: usize) -> Result<()> {
     let mut last_token = 0;
     for _ in 0..pairs {
@@ -77,26 +78,27 @@ async fn run_client(lock: Lock<Mutex>, pairs: usize) -> Result<()> {
     Ok(())
 }
 
-/// How often the server has executed a command.
+/// Returns how often the server has executed a command.
 fn calls(server: &mut Server, command: &str) -> Result<u64> {
-    // It tells only of commands that it has executed.
+    // INFO lists only commands that the server has executed.
     let stats = server.info_field(&format!("cmdstat_{command}")).unwrap_or_default();
     let calls = stats.split(',').find_map(|field| field.strip_prefix("calls="));
     Ok(calls.unwrap_or("0").parse()?)
 }
 
-/// Takes so many locks in the name of others over a connection that is closed afterwards.
+/// Acquires `count` locks for other owners, over a connection that is closed afterwards.
 fn hold_all(server: &mut Server, count: usize) -> Result<()> {
-    const NO_ROUND_IS_SO_LONG_MS: u64 = 24 * 3_600_000;
-    super::fill::fill(server, super::fill::Taking::Acquire, count, |_| NO_ROUND_IS_SO_LONG_MS)
+    const LONGER_THAN_ANY_ROUND_MS: u64 = 24 * 3_600_000;
+    super::fill::fill(server, super::fill::Taking::Acquire, count, |_| LONGER_THAN_ANY_ROUND_MS)
 }
 
-/// The locks that [`hold_all`] takes.
+/// A lock that [`hold_all`] acquires.
 fn lock(client: &Client, index: usize) -> Lock<Mutex> {
     client.lock(names::lock_key(index))
 }
 
-/// Measures all. Guards and crowds take seconds a round, so there are fewer of those: `crowd_rounds`.
+/// Measures all. A round of guards or crowds takes seconds, so they have fewer rounds:
+/// `crowd_rounds`.
 pub fn measure(server: &mut Server, rounds: usize, crowd_rounds: usize) -> Result<Vec<Line>> {
     let mut lines = vec![latency::measure(server, rounds)?];
     lines.extend(many::measure(server, rounds)?);

@@ -1,7 +1,9 @@
-//! Very many requests that wait without a blocked connection, and the connections that hear how they end.
+//! Many requests that wait without a blocked connection, and the connections that receive their
+//! answers.
 //!
-//! The requests are sent in a known order: request `index` is for the name `index % names`, so each name's queue is known
-//! too. Each request has an owner of its own, and its id is one more than its index.
+//! The requests are sent in a known order: request `index` is for the name `index % names`, so the
+//! queue of each name is known too. Each request has its own owner, and its id is its index plus
+//! one.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -18,19 +20,19 @@ use crate::sections::fill::{self, Taking};
 
 /// No lease ends during a round, however slow the machine.
 const LEASE_MS: u64 = 24 * 3_600_000;
-/// How many requests one connection sends before it is the next one's turn.
+/// The number of requests that one connection sends before the next one does.
 pub const BATCH: usize = 500;
-/// How many connections give locks back.
+/// The number of connections that release locks.
 pub const RELEASERS: usize = 8;
 
-/// How many requests wait, and where.
+/// The number of waiting requests, their names and their connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// How many requests.
+    /// The number of requests.
     pub requests: usize,
-    /// For how many names.
+    /// The number of names that they wait for.
     pub names: usize,
-    /// From how many connections, each with a channel of its own.
+    /// The number of connections that send them, each with its own channel.
     pub connections: usize,
 }
 
@@ -51,23 +53,23 @@ pub fn owner(index: usize) -> String {
     format!("own:{}", names::owner_id(index))
 }
 
-/// Who holds a name at first: 40 bytes.
+/// The first holder of a name: 40 bytes.
 pub fn first_holder(name: usize) -> String {
     format!("1st:{}", names::owner_id(name))
 }
 
-/// A server with the names of a shape held, and connections to ask and to hear on.
+/// The connections that send requests and receive answers. All names of the shape are held.
 pub struct Crowd {
-    /// Of the requests.
+    /// The shape of the requests.
     pub shape: Shape,
-    /// Those that ask. Dropping one cuts it.
+    /// The connections that send requests. Dropping one closes it.
     pub askers: Vec<Connection>,
-    /// One connection for each channel that listens to it, and then those that give locks back.
+    /// One subscriber for each channel, followed by the connections that release locks.
     pub swarm: Swarm,
 }
 
 impl Crowd {
-    /// Takes each name for its first holder, and connects.
+    /// Acquires each name for its first holder, and connects.
     pub fn assemble(server: &mut Server, shape: Shape) -> Result<Self> {
         let name = |name| (key(name), first_holder(name));
         fill::fill_named(server, Taking::Acquire, shape.names, name, |_| LEASE_MS)?;
@@ -77,7 +79,7 @@ impl Crowd {
         Ok(Self { shape, askers, swarm })
     }
 
-    /// Has requests begin to wait, each for the time that `block_ms` tells when it is sent.
+    /// Lets all requests begin to wait. `block_ms` is called for each when it is sent.
     pub fn ask(&mut self, block_ms: impl Fn(usize) -> u64) -> Result<()> {
         let mut commands = Vec::new();
         for first in (0..self.shape.requests).step_by(BATCH) {
@@ -86,7 +88,7 @@ impl Crowd {
             for index in batch.clone() {
                 self.push_request(&mut commands, index, block_ms(index));
             }
-            let asker = self.askers.get_mut(self.shape.asker(first)).context("this connection was cut")?;
+            let asker = self.askers.get_mut(self.shape.asker(first)).context("this connection was closed")?;
             asker.send(&commands)?;
             for index in batch {
                 asker.reply()?.expect(b"+WAITING\r\n").with_context(|| format!("request {index} does not wait"))?;
@@ -117,7 +119,7 @@ impl Crowd {
         );
     }
 
-    /// Cuts a part of the connections that ask, all at once: those from `first` on. Returns whose requests end.
+    /// Closes the requesting connections from `first` on, all at once. Returns their indices.
     pub fn cut(&mut self, first: usize) -> Range<usize> {
         let cut = first..self.askers.len();
         self.askers.truncate(first);
@@ -125,19 +127,20 @@ impl Crowd {
     }
 }
 
-/// The channel on which the requests of a connection are answered.
+/// The channel for the answers to the requests of a connection.
 pub fn channel(connection: usize) -> String {
     format!("answers:{connection}")
 }
 
-/// Demands that so many requests wait.
+/// Fails unless exactly `requests` requests wait.
 pub fn ensure_waiting(server: &mut Server, requests: usize) -> Result<()> {
     let waiting = server.info_number("rlock_waiting")?;
     ensure!(waiting == requests as u64, "{waiting} requests wait, expected {requests}");
     Ok(())
 }
 
-/// A moment so far away that as many requests as in `asked_in` can be sent before.
+/// A moment late enough that all requests are sent before it, if the last time they took
+/// `asked_in`.
 pub fn after_asking(asked_in: Duration) -> Instant {
     clock::now() + 2 * asked_in + Duration::from_secs(2)
 }

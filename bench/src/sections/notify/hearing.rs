@@ -1,4 +1,4 @@
-//! What the subscribers of a crowd hear, checked message by message.
+//! The messages to the subscribers of a crowd, each of which is checked.
 
 use anyhow::{Context, Result, ensure};
 use rlock_bench::notice::{Notice, Outcome};
@@ -7,10 +7,10 @@ use rlock_bench::swarm::{Outbox, Script};
 
 use super::crowd::{RELEASERS, Shape, channel, first_holder, key, owner};
 
-/// How many locks are passed on at once.
+/// The number of locks that are handed over at the same time.
 const AT_ONCE: usize = 1000;
 
-/// Each connection subscribes to its channel.
+/// Subscribes each connection to its channel.
 pub struct Subscribing {
     connections: usize,
     subscribed: usize,
@@ -40,7 +40,7 @@ impl Script for Subscribing {
     }
 }
 
-/// Which requests have ended, each once, and on the channel that it named.
+/// The requests that have ended. Each must end once, on the channel that it named.
 pub struct Ended {
     shape: Shape,
     has_ended: Vec<bool>,
@@ -59,16 +59,17 @@ impl Ended {
     fn hear(&mut self, connection: usize, frame: Frame<'_>) -> Result<(usize, Outcome)> {
         let notice = Notice::from_frame(frame)?;
         let index = notice.index(self.shape.requests)?;
-        ensure!(self.shape.asker(index) == connection, "request {index} was answered on another channel");
-        ensure!(!self.has_ended[index], "request {index} was answered twice");
+        ensure!(self.shape.asker(index) == connection, "the answer to request {index} came on another channel");
+        ensure!(!self.has_ended[index], "request {index} got two answers");
         self.has_ended[index] = true;
         self.count += 1;
         Ok((index, notice.outcome))
     }
 }
 
-/// As many messages as there are requests, without a lock: the clients publish them, as many at once as locks are passed on. What
-/// others feel meanwhile is the server's own part of what they feel while locks are passed on.
+/// The same number of messages without locks: the clients publish them, as many at a time as locks
+/// are handed over. The pauses of other clients meanwhile are the server's own part of the pauses
+/// during hand-overs.
 pub struct Telling {
     shape: Shape,
     told: usize,
@@ -114,7 +115,7 @@ impl Script for Telling {
     }
 }
 
-/// Requests end by themselves, all in the same way.
+/// Requests that end without a client's doing, all with one outcome.
 pub struct Ending<'e> {
     ended: &'e mut Ended,
     outcome: Outcome,
@@ -122,7 +123,7 @@ pub struct Ending<'e> {
 }
 
 impl<'e> Ending<'e> {
-    /// Listens until so many have ended in all.
+    /// Listens until `until` requests have ended in total.
     pub fn new(ended: &'e mut Ended, outcome: Outcome, until: usize) -> Self {
         Self { ended, outcome, until }
     }
@@ -142,14 +143,14 @@ impl Script for Ending<'_> {
     }
 }
 
-/// Every lock is given back, by its first holder and then by each whose turn it is.
+/// Releases every lock, first for its first holder and then for each waiter that is granted it.
 pub struct Draining<'e> {
     ended: &'e mut Ended,
     /// The next request of each name, if any is left.
     next: Vec<usize>,
-    /// How many locks were given back by their first holders.
+    /// The number of locks that their first holders have released.
     begun: usize,
-    /// How many locks have nobody left who waits.
+    /// The number of locks without remaining waiters.
     served: usize,
     last_token: Vec<u64>,
     releases: usize,
@@ -157,7 +158,7 @@ pub struct Draining<'e> {
 }
 
 impl<'e> Draining<'e> {
-    /// What has ended already has left the queues.
+    /// Requests that have already ended are not in the queues.
     pub fn new(ended: &'e mut Ended) -> Self {
         let names = ended.shape.names;
         let mut draining = Self {
@@ -190,7 +191,7 @@ impl<'e> Draining<'e> {
         }
     }
 
-    /// Begins with more locks, as long as few are in hand.
+    /// Starts with more locks while fewer than [`AT_ONCE`] are under way.
     fn begin_some(&mut self, outbox: &mut Outbox) {
         while self.begun < self.ended.shape.names && self.begun - self.served + self.releases - self.released < AT_ONCE
         {

@@ -1,7 +1,8 @@
-//! Very many requests that wait over few connections: what they weigh, and what others feel when they end.
+//! A million requests that wait over few connections: their memory, and the pauses of other clients
+//! when they end.
 //!
-//! The clients count: each request ends once, on its channel, and those for one lock are granted in the order in which they
-//! asked. Meanwhile another connection does nothing but PING.
+//! The clients check that each request ends once, on its channel, and that the requests for one
+//! lock are granted in the order of arrival. Meanwhile another connection sends only PINGs.
 
 mod crowd;
 mod hearing;
@@ -21,16 +22,16 @@ use crowd::{Crowd, RELEASERS, Shape, after_asking, ensure_waiting};
 use hearing::{Draining, Ended, Ending, Subscribing, Telling};
 
 const CONNECTIONS: usize = 100;
-/// How many names a small number of names is.
+/// The number of names in the case with few names.
 const FEW_NAMES: usize = 1000;
-/// Nobody's time is over during a round.
+/// No wait times out during a round.
 const FOREVER_MS: u64 = 0;
-/// When waits end by themselves, all end within this time.
+/// All waits that time out do so within this time.
 const SPREAD_MS: u64 = 1000;
 const PING_INTERVAL: Duration = Duration::from_millis(1);
 const PING_AIM: Aim = Aim::AtMost(10.0);
 
-/// What others feel during one part of a round.
+/// The pauses of other clients during one part of a round.
 #[derive(Default)]
 struct Felt {
     longest_ms: Series,
@@ -61,7 +62,7 @@ impl Felt {
     }
 }
 
-/// What the rounds over one number of names have shown.
+/// The results of the rounds with one number of names.
 #[derive(Default)]
 struct Rounds {
     bytes: Series,
@@ -80,7 +81,7 @@ impl Rounds {
         self.push_timed_out(server, shape)
     }
 
-    /// All wait, and are granted in turn.
+    /// All requests wait, and are granted in turn.
     fn push_drained(&mut self, server: &mut Server, shape: Shape) -> Result<()> {
         let mut crowd = Crowd::assemble(server, shape)?;
         let before = server.info_number("used_memory")?;
@@ -94,7 +95,7 @@ impl Rounds {
         all_are_gone(server)
     }
 
-    /// All wait, and half of the connections are cut; the others are granted in turn.
+    /// All requests wait, and half of the connections close; the rest is granted in turn.
     fn push_cut(&mut self, server: &mut Server, shape: Shape) -> Result<()> {
         let mut crowd = Crowd::assemble(server, shape)?;
         crowd.ask(|_| FOREVER_MS)?;
@@ -109,7 +110,7 @@ impl Rounds {
         all_are_gone(server)
     }
 
-    /// All wait, and the time of all is over within one second.
+    /// All requests wait, and time out within one second.
     fn push_timed_out(&mut self, server: &mut Server, shape: Shape) -> Result<()> {
         let mut crowd = Crowd::assemble(server, shape)?;
         let asked_in_ms = self.asking.lasted_ms.max();
@@ -118,7 +119,7 @@ impl Rounds {
             let until_first = first_deadline.saturating_duration_since(clock::now());
             until_first.as_millis() as u64 + index as u64 % SPREAD_MS
         })?;
-        ensure!(clock::now() < first_deadline, "asking lasted too long");
+        ensure!(clock::now() < first_deadline, "sending the requests took too long");
         clock::sleep_until(first_deadline);
         let mut ended = Ended::new(shape);
         self.timing_out
@@ -148,7 +149,7 @@ impl Rounds {
     }
 }
 
-/// As many messages, published by clients, without a lock.
+/// Measures the same number of messages, published by clients, without locks.
 fn push_told(felt: &mut Felt, server: &Server, shape: Shape) -> Result<()> {
     let mut swarm = Swarm::connect(server.address(), shape.connections + RELEASERS)?;
     swarm.run(&mut Subscribing::new(shape.connections))?;
@@ -161,7 +162,7 @@ fn all_are_gone(server: &mut Server) -> Result<()> {
     server.ensure_no_keys()
 }
 
-/// Measures both shapes. Every figure is one of whole rounds.
+/// Measures both shapes. Every figure is over whole rounds.
 pub fn measure(server: &mut Server, rounds: usize, requests: usize) -> Result<Vec<Line>> {
     let limit = (2 * requests).to_string();
     server.control().call(&[b"CONFIG", b"SET", b"rlock.max-waiters", limit.as_bytes()])?.expect(b"+OK\r\n")?;
@@ -173,7 +174,7 @@ pub fn measure(server: &mut Server, rounds: usize, requests: usize) -> Result<Ve
         on_few.push_round(server, few)?;
         on_many.push_round(server, many)?;
     }
-    ensure!(server.info_number("rlock_unheard")? == 0, "a grant was taken back although somebody listened");
+    ensure!(server.info_number("rlock_unheard")? == 0, "a grant was undone although its channel had a subscriber");
     let told = told.line(format!("{requests} messages are published by clients, without a lock"));
     Ok([vec![told], on_few.lines(few, 400.0), on_many.lines(many, 700.0)].concat())
 }

@@ -1,15 +1,15 @@
-//! Connections that hear pushes.
+//! Connections that receive pushes.
 
 use anyhow::Result;
 use rlock_bench::resp::{self, Frame};
 use rlock_bench::swarm::{Outbox, Script, Swarm};
 
-/// The channel on which those are told who speak on a connection.
+/// The channel of the members that share a connection.
 pub(super) fn channel(connection: usize) -> String {
     format!("relay:{connection}")
 }
 
-/// Lets the connections of a swarm hear pushes, each on a channel of its own.
+/// Subscribes each connection of a swarm to its own channel, so that it receives pushes.
 pub fn listen(swarm: &mut Swarm) -> Result<()> {
     swarm.run(&mut Listening { connections: swarm.size(), heard: 0 })
 }
@@ -33,7 +33,7 @@ impl Script for Listening {
     }
 
     fn finished(&self) -> bool {
-        // HELLO and SUBSCRIBE each have one answer.
+        // HELLO and SUBSCRIBE each have one reply.
         self.heard == 2 * self.connections
     }
 }

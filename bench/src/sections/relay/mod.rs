@@ -1,14 +1,15 @@
-//! Things that many connections want and pass on: a lock, or a token in a list.
+//! A prize that many connections wait for and hand over: a lock, or a token in a list.
 //!
-//! Each thing goes round a *chain* of members. At any time one of them holds it and a fixed number of others wait for it. Who has
-//! given it back goes to the end of the idle members, and the first of the idle asks; so the members take part
-//! equally often however many wait at once, and the length of the queue is the only difference between
-//! a long and a short one.
+//! Each prize goes round a *chain* of members. At any time one member holds it, and a fixed number
+//! of others wait for it. After its release a member joins the end of the idle members, and the
+//! first idle member sends a request. So all members take part equally often, however many wait at
+//! once, and a long and a short queue differ only in their length.
 //!
-//! Each member has a connection of its own, but for those who are told by a push: any number of them share a few.
+//! Each member has its own connection, except for members that learn of a grant by a push: any
+//! number of these share a few connections.
 //!
-//! A run ends with the holders *parked*: each has its thing, and gives it back when the next run begins.
-//! Between two runs the server therefore has nothing to do, which is when its CPU time can be read.
+//! A run ends with the holders *parked*: each holds its prize, and releases it when the next run
+//! begins. So between two runs the server is idle, and its CPU time can be read.
 
 mod listening;
 mod prize;
@@ -42,37 +43,38 @@ enum State {
 struct Member {
     state: State,
     owner: String,
-    /// How often it has asked.
+    /// The number of its requests so far.
     asked: u64,
     give_back: Vec<u8>,
 }
 
-/// The members that pass one thing on, and who has it.
+/// The members that hand over one prize, and its holder.
 struct Chain {
     key: Vec<u8>,
-    /// How many they are.
+    /// The number of members.
     size: usize,
     idle: VecDeque<usize>,
     holder: Option<usize>,
-    /// How many have given the thing back and do not know yet that it was taken from them.
+    /// The number of members whose release has no reply yet.
     giving_back: usize,
     last_token: i64,
-    /// Who waits for a message, in order: no server keeps this queue.
+    /// The members that wait for a message, in order: the server has no queue of them.
     queue: VecDeque<usize>,
-    /// Nobody has been told yet that it is its turn to tell: the first who asks begins.
+    /// No member has the turn to publish: the first one that sends a request gets it.
     is_free: bool,
 }
 
-/// The conversation of all members; member `i` speaks on connection `i`, modulo how many there are.
+/// The exchange of all members with the server. Member `i` uses connection `i` modulo their number.
 struct Relay {
     prize: Prize,
     lease_ms: u64,
     members: Vec<Member>,
     chains: Vec<Chain>,
-    /// Whose replies are under way on each connection, in order.
+    /// The members that wait for a reply on each connection, in order.
     unanswered: Vec<VecDeque<usize>>,
     channels: Vec<String>,
-    /// How many members of a chain shall not be idle: the holder and those who wait. 0 lets all run out.
+    /// How many members of a chain are to be busy: the holder and the waiters. With 0 all become
+    /// idle.
     busy_wanted: usize,
     grants: u64,
     grants_wanted: u64,
@@ -113,7 +115,7 @@ impl Relay {
         member / self.chains[0].size
     }
 
-    /// Lets idle members of a chain ask until as many as wanted are busy.
+    /// Lets idle members of a chain send requests until enough are busy.
     fn top_up(&mut self, chain: usize, outbox: &mut Outbox) {
         while self.chains[chain].size - self.chains[chain].idle.len() < self.busy_wanted {
             let Some(next) = self.chains[chain].idle.pop_front() else {
@@ -122,7 +124,7 @@ impl Relay {
             let all = self.members.len() as u64;
             let member = &mut self.members[next];
             member.state = State::Asking;
-            // Ids rise for each member, and tell members apart.
+            // Ids rise for each member, and identify the member.
             let id = member.asked * all + next as u64 + 1;
             member.asked += 1;
             let channel = &self.channels[next % self.channels.len()];
@@ -137,13 +139,16 @@ impl Relay {
         outbox.push(connection, command);
     }
 
-    /// A message has come. Returns whom it tells of a grant, and the token.
+    /// Reads a message. Returns the member that it grants the prize to, and the token.
     fn told(&self, message: Frame<'_>) -> Result<(usize, i64)> {
         let notice = Notice::from_frame(message)?;
         let Outcome::Granted(token) = notice.outcome else { bail!("not granted: {message}") };
         let all = self.members.len() as u64;
         let member = usize::try_from((notice.id - 1) % all)?;
-        ensure!(self.members[member].state == State::Asking, "{member} is told of a grant and does not wait");
+        ensure!(
+            self.members[member].state == State::Asking,
+            "member {member} was granted the prize, but does not wait"
+        );
         Ok((member, i64::try_from(token)?))
     }
 
@@ -152,14 +157,14 @@ impl Relay {
         match self.prize {
             Prize::NotifiedLock if reply.is_waiting() => return Ok(()),
             Prize::Lock | Prize::NotifiedLock => self.on_token(chain, reply.integer()?)?,
-            // BLPOP answers the list and the element, which is encoded as a command is.
+            // BLPOP replies with the list and the element, which are encoded like a command.
             Prize::ListToken => reply.expect(&resp::command(&[&self.chains[chain].key, TOKEN]))?,
             Prize::Message => {
                 reply.expect(b"+PONG\r\n")?;
                 if !self.chains[chain].is_free {
                     self.chains[chain].queue.push_back(member);
                     if self.passes_on() {
-                        // Whoever had nobody to tell tells this one.
+                        // The holder has waited for a member that it can publish to.
                         self.give_back(chain, outbox);
                     }
                     return Ok(());
@@ -180,7 +185,7 @@ impl Relay {
     fn on_grant(&mut self, member: usize, outbox: &mut Outbox) -> Result<()> {
         let chain = self.chain_of(member);
         if let Some(holder) = self.chains[chain].holder {
-            bail!("granted to {member} while {holder} holds it");
+            bail!("granted to member {member} while member {holder} holds it");
         }
         self.members[member].state = State::Holding;
         self.chains[chain].holder = Some(member);
@@ -191,13 +196,13 @@ impl Relay {
         Ok(())
     }
 
-    /// Whether a holder gives its thing back at once, instead of being parked.
+    /// Whether a holder releases its prize at once, instead of being parked.
     fn passes_on(&self) -> bool {
         self.busy_wanted == 0 || self.grants < self.grants_wanted
     }
 
-    /// Has the holder of a chain, if there is one, give the thing back. A message waits for somebody whom it can be sent to, unless all
-    /// are to run out.
+    /// Lets the holder of a chain, if any, release the prize. The holder of a message keeps it
+    /// until another member waits, unless all are to become idle.
     fn give_back(&mut self, chain: usize, outbox: &mut Outbox) {
         if self.prize == Prize::Message && self.busy_wanted > 0 && self.chains[chain].queue.is_empty() {
             return;
@@ -218,7 +223,7 @@ impl Relay {
         self.members[holder].give_back = command;
     }
 
-    /// The PUBLISH that tells the next one, in the words of the module. `None` if nobody waits.
+    /// The PUBLISH for the next waiter, with the text of the module. `None` if no member waits.
     fn tell_next(&mut self, chain: usize) -> Option<Vec<u8>> {
         let all = self.members.len() as u64;
         let chain = &mut self.chains[chain];
@@ -253,7 +258,7 @@ impl Script for Relay {
             self.on_token(self.chain_of(member), token)?;
             return self.on_grant(member, outbox);
         }
-        let member = self.unanswered[connection].pop_front().context("a reply that nobody has asked for")?;
+        let member = self.unanswered[connection].pop_front().context("a reply without a request")?;
         match self.members[member].state {
             State::Asking => self.on_answer(member, reply, outbox),
             State::GivingBack => {
@@ -279,33 +284,33 @@ impl Script for Relay {
     }
 }
 
-/// One round: who takes part, and how long.
+/// The members and the length of one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
-    /// What is passed on.
+    /// The prize.
     pub prize: Prize,
-    /// How many things go round, each in a chain of its own.
+    /// The number of prizes, each with its own chain.
     pub chains: usize,
-    /// How many take part in a chain. Each has a connection of its own, but for those who are told by a push.
+    /// The number of members of a chain.
     pub size: usize,
-    /// How many wait behind each holder.
+    /// The number of waiters behind each holder.
     pub waiting: usize,
-    /// How long a lock is leased.
+    /// The lease of a lock, in milliseconds.
     pub lease_ms: u64,
-    /// Hand-overs before the measured ones.
+    /// The number of hand-overs before the measured ones.
     pub warm_up_handovers: u64,
-    /// Hand-overs that are measured, about: each chain ends with a holder.
+    /// The approximate number of measured hand-overs: each chain ends with a holder.
     pub handovers: u64,
 }
 
-/// What one hand-over cost.
+/// The costs of one hand-over.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Time from one hand-over to the next.
     pub wall_us: f64,
     /// CPU time of the server's main thread.
     pub server_cpu_us: f64,
-    /// CPU time of this client's thread, NaN where the kernel does not tell.
+    /// CPU time of this client's thread; NaN if the kernel does not report it.
     pub client_cpu_us: f64,
 }
 
@@ -314,7 +319,7 @@ impl Round {
     pub fn run(self, server: &mut Server, swarm: &mut Swarm) -> Result<Cost> {
         ensure!(
             self.prize.is_pushed() || swarm.size() >= self.chains * self.size,
-            "each member that is answered on its connection needs one of its own"
+            "each member without pushes needs its own connection"
         );
         server.ensure_no_keys()?;
         let mut relay = Relay::new(&self, swarm.size());
@@ -344,7 +349,7 @@ impl Round {
         self.wait_for_queues(server)?;
 
         relay.busy_wanted = 0;
-        swarm.run(&mut relay).context("while running out")?;
+        swarm.run(&mut relay).context("while the members become idle")?;
         if self.prize == Prize::ListToken {
             for chain in &relay.chains {
                 server.control().call(&[b"DEL", &chain.key])?.expect(b":1\r\n")?;
@@ -359,7 +364,7 @@ impl Round {
         })
     }
 
-    /// Waits until all wait who are to wait.
+    /// Waits until all waiters are in their queues.
     fn wait_for_queues(&self, server: &mut Server) -> Result<()> {
         let waiting = (self.chains * self.waiting) as u64;
         match self.prize.waiting_field() {

@@ -1,8 +1,8 @@
-//! What goes round, and the commands by which a member asks for it and gives it back.
+//! The prize that members hand over, and the commands to request and release it.
 
 use rlock_bench::resp;
 
-/// What is passed on.
+/// What the members hand over.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Prize {
     /// A lock, by RLOCK.ACQUIRE … BLOCK 0 and RLOCK.RELEASE.
@@ -11,8 +11,9 @@ pub enum Prize {
     NotifiedLock,
     /// The only element of a list, by BLPOP and RPUSH.
     ListToken,
-    /// Nothing: the messages of a [`Prize::NotifiedLock`] without a lock behind them. Who asks sends PING, who gives back tells the next by
-    /// PUBLISH, and who is next is known to the client. No server can pass anything on for less over the same connections.
+    /// The messages of a [`Prize::NotifiedLock`] without a lock. A request is a PING, a release is
+    /// a PUBLISH to the next member, and the client keeps the queue. No server can hand over
+    /// anything with less work over the same connections.
     Message,
 }
 
@@ -29,12 +30,12 @@ impl Prize {
         format!("relay:{kind}:{chain:04}").into_bytes()
     }
 
-    /// Whether those who wait share connections, and are told by a push.
+    /// Whether waiters share connections, and learn of a grant by a push.
     pub(super) fn is_pushed(self) -> bool {
         matches!(self, Self::NotifiedLock | Self::Message)
     }
 
-    /// What a member asks; `id` is its request's.
+    /// The request of a member, with the request id `id`.
     pub(super) fn ask(self, key: &[u8], owner: &str, lease_ms: u64, id: u64, channel: &str) -> Vec<u8> {
         let (owner, lease_ms, id) = (owner.as_bytes(), lease_ms.to_string(), id.to_string());
         let (lease_ms, id) = (lease_ms.as_bytes(), id.as_bytes());
@@ -50,7 +51,7 @@ impl Prize {
         }
     }
 
-    /// What a member gives back by. Empty for a message, which names who is next.
+    /// The release of a member. Empty for a message, whose text depends on the next member.
     pub(super) fn give_back(self, key: &[u8], owner: &str) -> Vec<u8> {
         match self {
             Self::Lock | Self::NotifiedLock => resp::command(&[b"RLOCK.RELEASE", key, owner.as_bytes()]),
@@ -59,7 +60,8 @@ impl Prize {
         }
     }
 
-    /// The field of INFO that counts those who wait. The server knows nothing of those who wait for a message.
+    /// The field of INFO that counts the waiters. `None` for a message: the server does not know
+    /// its waiters.
     pub(super) fn waiting_field(self) -> Option<&'static str> {
         match self {
             Self::Lock | Self::ListToken => Some("blocked_clients"),
@@ -68,7 +70,7 @@ impl Prize {
         }
     }
 
-    /// What giving back is answered: no holds left, one element in the list, one listener.
+    /// The reply to a release: no holds left, one element in the list, or one subscriber.
     pub(super) fn given_back_reply(self) -> &'static [u8] {
         match self {
             Self::Lock | Self::NotifiedLock => b":0\r\n",

@@ -7,20 +7,20 @@ use super::Case;
 use super::stage::{Crowd, FOREVER, LONG_LEASE_MS, Stage, acquire, is_integer, pipeline, wait_for_waiting};
 use crate::names;
 
-/// How many owners a chain has.
+/// The number of owners in a chain.
 const CHAIN: usize = 5000;
-/// How many requests at once would link the two.
+/// The number of requests that link the two chains at the same time.
 const LINKS: usize = 50;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![Case::new(
         "chains-link",
-        format!("{LINKS} requests at once that each link two chains of {CHAIN} owners who wait for each other"),
+        format!("{LINKS} requests at once that each link two chains of {CHAIN} owners that wait for each other"),
         link,
     )]
 }
 
-/// The owner of a number has the lock of that number, and all but the last ones of the chains wait for the next.
+/// Owner `n` holds lock `n`. All owners except the last one of each chain wait for the next lock.
 fn link(stage: &mut Stage) -> Result<()> {
     let wait = |owner: usize| acquire("RLOCK", names::lock_key(owner + 1).as_bytes(), owner, &FOREVER);
     let hold = |out: &mut Vec<u8>, index: usize| {

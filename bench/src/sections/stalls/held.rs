@@ -1,4 +1,4 @@
-//! One lock with a great many holds.
+//! One lock with hundreds of thousands of holds.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,35 +12,35 @@ use super::stage::{LOCK, LONG_LEASE_MS, PATIENCE, Stage, acquire, is_integer, pi
 
 const HOLDS: usize = 300_000;
 const SESSION_HOLDS: usize = 200_000;
-/// What an ACQUIRE says whose hold ends a moment after its connection.
+/// The options of an ACQUIRE whose hold ends 1 ms after its connection.
 const SESSION: [&[u8]; 2] = [b"SESSION", b"1"];
-/// When leases end together, all of them are taken by then.
+/// When leases expire together, all of them are acquired within this time.
 const TIME_TO_TAKE: Duration = Duration::from_secs(10);
 const OTHER_LOCK: &[u8] = b"lock-renamed";
 const NEWCOMER: usize = 1_000_000;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("held-lapse", format!("the leases of {HOLDS} readers end together"), lapse),
+        Case::new("held-lapse", format!("the leases of {HOLDS} readers expire together"), lapse),
         Case::new(
             "held-lapse-write",
-            format!("the leases of {HOLDS} readers end together, and WRITE is asked"),
+            format!("the leases of {HOLDS} readers expire together, and a writer waits"),
             lapse_write,
         ),
         Case::new(
             "held-lapse-other",
-            format!("the leases of {HOLDS} readers end together, and a mutex of that name is asked"),
+            format!("the leases of {HOLDS} readers expire together, and a mutex of that name is requested"),
             lapse_other,
         ),
-        Case::new("held-force", format!("FORCERELEASE of a semaphore that {HOLDS} hold"), force),
+        Case::new("held-force", format!("FORCERELEASE of a semaphore with {HOLDS} holds"), force),
         Case::new("held-rename", format!("RENAME of a semaphore with {SESSION_HOLDS} holds of sessions"), rename),
         Case::new("held-del", format!("DEL of a semaphore with {SESSION_HOLDS} holds of sessions"), delete),
-        Case::new("held-unlink", format!("UNLINK of a semaphore that {HOLDS} hold"), unlink),
+        Case::new("held-unlink", format!("UNLINK of a semaphore with {HOLDS} holds"), unlink),
         Case::new("held-close", format!("a connection with {SESSION_HOLDS} readers of one lock closes"), close),
     ]
 }
 
-/// Many readers whose leases end at the same moment, which is returned.
+/// Acquires holds for many readers, whose leases expire at the returned moment.
 fn readers_until(stage: &mut Stage) -> Result<Instant> {
     let end = clock::now() + TIME_TO_TAKE;
     let read = |out: &mut Vec<u8>, index: usize| {
@@ -48,7 +48,7 @@ fn readers_until(stage: &mut Stage) -> Result<Instant> {
         out.extend_from_slice(&acquire("RRWLOCK", LOCK, index, &[b"READ", b"PX", lease_ms.as_bytes()]));
     };
     pipeline(stage.server.control(), HOLDS, read, is_integer)?;
-    ensure!(clock::now() < end, "taking {HOLDS} holds lasted longer than {TIME_TO_TAKE:?}");
+    ensure!(clock::now() < end, "acquiring {HOLDS} holds took longer than {TIME_TO_TAKE:?}");
     Ok(end)
 }
 
@@ -75,7 +75,7 @@ fn lapse_other(stage: &mut Stage) -> Result<()> {
     let request = acquire("RLOCK", LOCK, NEWCOMER, &[b"PX", LONG_LEASE_MS]);
     stage.watch(|server| {
         clock::sleep_until(end);
-        // A lease is counted from the moment when it is given, so the last ones end a little later than asked for.
+        // A lease is counted from its grant, so the last ones expire a little after `end`.
         while clock::now() < end + PATIENCE {
             server.control().send(&request)?;
             let reply = server.control().reply()?;
@@ -89,7 +89,8 @@ fn lapse_other(stage: &mut Stage) -> Result<()> {
     })
 }
 
-/// A semaphore with room for all, and holds on it. Those of a session end with their connection, which is returned.
+/// Makes a semaphore with `holds` permits, all held. Returns the connection of the holds, on which
+/// those with a session depend.
 fn semaphore(stage: &mut Stage, holds: usize, session: &[&[u8]]) -> Result<Connection> {
     let permits = holds.to_string();
     stage.server.control().call(&[b"RSEMAPHORE.INIT", LOCK, permits.as_bytes()])?.expect(b":1\r\n")?;
@@ -101,7 +102,7 @@ fn semaphore(stage: &mut Stage, holds: usize, session: &[&[u8]]) -> Result<Conne
     Ok(connection)
 }
 
-/// One command ends all holds of a semaphore.
+/// Ends all holds of a semaphore with one command.
 fn end_all(stage: &mut Stage, holds: usize, session: &[&[u8]], command: &[&[u8]], reply: &[u8]) -> Result<()> {
     let _holder = semaphore(stage, holds, session)?;
     stage.watch(|server| {
@@ -114,7 +115,7 @@ fn force(stage: &mut Stage) -> Result<()> {
     end_all(stage, HOLDS, &[], &[b"RSEMAPHORE.FORCERELEASE", LOCK], b":1\r\n")
 }
 
-/// Under another name they count as holds of closed connections.
+/// Under another name the holds count as holds of closed connections.
 fn rename(stage: &mut Stage) -> Result<()> {
     end_all(stage, SESSION_HOLDS, &SESSION, &[b"RENAME", LOCK, OTHER_LOCK], b"+OK\r\n")
 }

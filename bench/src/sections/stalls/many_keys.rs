@@ -1,4 +1,4 @@
-//! Requests for many keys at once.
+//! Requests for many keys.
 
 use anyhow::Result;
 use rlock_bench::resp;
@@ -9,10 +9,10 @@ use super::stage::{Crowd, HOLDER, LONG_LEASE_MS, Stage, is_nil, wait_for_waiting
 use crate::names;
 use crate::report::{Aim, Unit};
 
-/// As many as one request may be for.
+/// The most keys that one request may have.
 const KEYS: usize = 128;
 const OWNERS: usize = 200;
-/// How often one more request is measured.
+/// The number of further requests that are measured.
 const PROBES: usize = 20;
 const NEWCOMER: usize = 2_000_000;
 
@@ -27,7 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// `MACQUIRE` or `MRELEASE` of all keys.
+/// Encodes `MACQUIRE` or `MRELEASE` of all keys.
 fn many(command: &str, owner: usize, more: &[&[u8]]) -> Vec<u8> {
     let (count, owner) = (KEYS.to_string(), names::owner_id(owner));
     let keys: Vec<String> = (0..KEYS).map(names::lock_key).collect();
@@ -51,7 +51,7 @@ fn hold(server: &mut Server) -> Result<()> {
     server.control().reply()?.expect_array(KEYS)
 }
 
-fn let_go(server: &mut Server) -> Result<()> {
+fn release_all(server: &mut Server) -> Result<()> {
     server.control().send(&many("RLOCK.MRELEASE", HOLDER, &[]))?;
     server.control().reply()?.expect_array(KEYS)
 }
@@ -65,7 +65,7 @@ fn arrive(stage: &mut Stage) -> Result<()> {
         let mut newcomers = Crowd::connect(stage, PROBES)?;
         let before_ns = stage.server.main_thread_cpu_ns()?;
         newcomers.ask(|index| {
-            // The server answers the first command when it has run both.
+            // The server sends the first reply after it has run both commands.
             let request = if is_waiting { wait(NEWCOMER + index) } else { acquire(NEWCOMER + index, &[]) };
             [resp::command(&[b"PING"]), request].concat()
         })?;
@@ -86,7 +86,7 @@ fn release(stage: &mut Stage) -> Result<()> {
     let mut crowd = Crowd::connect(stage, OWNERS)?;
     crowd.wait(&mut stage.server, wait)?;
     stage.watch(|server| {
-        let_go(server)?;
+        release_all(server)?;
         crowd.first()?.reply()?.expect_array(KEYS)?;
         wait_for_waiting(server, OWNERS - 1)
     })

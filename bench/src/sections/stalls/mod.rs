@@ -1,12 +1,13 @@
-//! How long everybody else waits while a client with ordinary rights does something expensive.
+//! How long other clients wait while a client with ordinary permissions does something expensive.
 //!
-//! The server executes one command at a time, so whatever it does in one go is a pause for all. Each case makes it go
-//! once through something that is long (waiters, holds, keys, sessions of a connection), on a server of its own, while
-//! another connection sends a PING every 0.2 ms. The longest PING is the result. Where the server itself has work in
-//! proportion, as with thousands of connections that close, a case without locks stands beside the one with locks.
+//! The server executes one command at a time, so each long step is a pause for all clients. Each
+//! case makes its own server process something long once (waiters, holds, keys, sessions of a
+//! connection), while another connection sends a PING every 0.2 ms. The longest PING is the result.
+//! Where the server itself has proportional work, as when thousands of connections close, a case
+//! without locks is measured for comparison.
 //!
-//! A case that lets the server stand still is given up after half a minute, and the PING that had no answer by then is
-//! its result. A round that goes wrong has no result: the line says so, and the error is printed.
+//! A case that blocks the server is aborted after 30 s, and the PING that has no reply by then is
+//! its result. A round that fails has no result: the line says so, and the error is printed.
 
 mod chains;
 mod held;
@@ -24,16 +25,16 @@ use rlock_bench::server::ServerConfig;
 use self::stage::{Extra, Stage};
 use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 
-/// What nobody should feel.
+/// No client should wait longer than this.
 const AIM: Aim = Aim::AtMost(20.0);
 
 /// One way to make the server busy.
 struct Case {
-    /// What `--stall` calls it.
+    /// The name for `--stall`.
     id: &'static str,
-    /// What happens, for the table.
+    /// The description in the table.
     what: String,
-    /// It is about the server alone, for comparison.
+    /// Whether it measures the server alone, for comparison.
     is_peer: bool,
     run: fn(&mut Stage) -> Result<()>,
 }
@@ -54,7 +55,7 @@ impl Case {
             let outcome = (self.run)(&mut stage);
             if let Err(error) = outcome {
                 eprintln!("  {}: {error:#}", self.id);
-                // A server that stood still until it was given up has shown what there is to see.
+                // If the server was blocked until the case was aborted, the PING is still a result.
                 let stood_still = |worst_ms: f64| worst_ms * 2.0 > stage::PATIENCE.as_secs_f64() * 1e3;
                 stage.watched = stage.watched.filter(|watched| stood_still(watched.worst_ms));
                 seen.failures += usize::from(stage.watched.is_none());
@@ -65,7 +66,7 @@ impl Case {
     }
 }
 
-/// Everything that the rounds of a case have shown.
+/// The results of all rounds of a case.
 #[derive(Default)]
 struct Seen {
     worst: Series,
@@ -105,7 +106,7 @@ impl Seen {
     fn lines(self, case: &Case) -> Vec<Line> {
         let mut measure = format!("{}: {}", case.id, case.what);
         if self.failures > 0 {
-            measure += &format!(" ({} rounds went wrong)", self.failures);
+            measure += &format!(" ({} rounds failed)", self.failures);
         }
         let line = Line::value(measure, Statistic::Max, Unit::Ms, self.worst.clone())
             .figure(Figure::new("median round", Unit::Ms, &self.worst))
@@ -113,7 +114,7 @@ impl Seen {
             .figure(Figure::new("PING p99", Unit::Ms, &self.p99))
             .figure(Figure::of(Statistic::Max, "idle right before: longest", Unit::Ms, &self.idle_worst))
             .figure(Figure::of(Statistic::Max, "server waited for a CPU: up to", Unit::Ms, &self.server_waited))
-            .figure(Figure::of(Statistic::Max, "PING thread did: up to", Unit::Ms, &self.pings_waited))
+            .figure(Figure::of(Statistic::Max, "PING thread waited for a CPU: up to", Unit::Ms, &self.pings_waited))
             .figure(Figure::new("lasted", Unit::Ms, &self.took));
         let mut lines = vec![if case.is_peer { line } else { line.aim(AIM) }];
         lines.extend(self.extras.into_iter().map(|(extra, values)| {
@@ -143,10 +144,10 @@ fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// Plays every case whose name begins with `wanted`.
+/// Runs every case whose name begins with `wanted`.
 pub fn measure(config: &ServerConfig, rounds: usize, wanted: &str) -> Result<Vec<Line>> {
     let cases: Vec<Case> = cases().into_iter().filter(|case| case.id.starts_with(wanted)).collect();
-    ensure!(!cases.is_empty(), "no case is called {wanted}");
+    ensure!(!cases.is_empty(), "no case has a name that begins with {wanted}");
     let mut lines = Vec::new();
     for case in cases {
         eprintln!("  {} …", case.id);
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_case_has_a_name_of_its_own() {
+    fn every_case_has_a_unique_name() {
         let mut ids: Vec<&str> = cases().iter().map(|case| case.id).collect();
         let count = ids.len();
         ids.sort_unstable();

@@ -1,4 +1,4 @@
-//! Many requests under one owner's name, as of a service whose processes all use the same.
+//! Many requests of one owner, as from a service whose processes all use the same name.
 
 use anyhow::Result;
 

@@ -1,4 +1,5 @@
-//! Places in the queue of a fair lock that need no connection: one client may have a great many.
+//! Places in the queue of a fair lock that need no connection, so one client may have hundreds of
+//! thousands.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,9 +11,10 @@ use super::Case;
 use super::stage::{LOCK, LONG_LEASE_MS, PATIENCE, Stage, acquire, is_nil, pipeline, release};
 
 const PLACES: usize = 300_000;
-/// When places end together, they are all taken by then.
+/// When places expire together, all of them are taken within this time.
 const TIME_TO_QUEUE: Duration = Duration::from_secs(10);
-/// A place's life is counted from the moment when it is given, so the last ones end a little later than asked for.
+/// A place's lifetime is counted from the moment when it is taken, so the last ones expire a little
+/// later.
 const AFTER_END: Duration = Duration::from_millis(200);
 const LAST: usize = 2_000_000;
 
@@ -20,18 +22,18 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new(
             "places-lapse",
-            format!("{PLACES} places of a fair lock end together before one that lives, and the holder releases"),
+            format!("{PLACES} places of a fair lock expire together ahead of a live one, and the holder releases"),
             lapse,
         ),
         Case::new(
             "places-lapse-all",
-            format!("{PLACES} places of a fair lock end together, and the holder releases"),
+            format!("{PLACES} places of a fair lock expire together, and the holder releases"),
             lapse_all,
         ),
     ]
 }
 
-/// A held lock, and places behind it that end at the moment which is returned.
+/// Holds a lock, and adds places behind it that expire at the returned moment.
 fn places_until(stage: &mut Stage) -> Result<Instant> {
     let end = clock::now() + TIME_TO_QUEUE;
     let queue = |out: &mut Vec<u8>, index: usize| {
@@ -40,7 +42,7 @@ fn places_until(stage: &mut Stage) -> Result<Instant> {
     };
     stage.hold("RFAIRLOCK", LOCK, &[])?;
     pipeline(stage.server.control(), PLACES, queue, is_nil)?;
-    ensure!(clock::now() < end, "taking {PLACES} places lasted longer than {TIME_TO_QUEUE:?}");
+    ensure!(clock::now() < end, "taking {PLACES} places took longer than {TIME_TO_QUEUE:?}");
     Ok(end)
 }
 
@@ -52,7 +54,7 @@ fn lapse(stage: &mut Stage) -> Result<()> {
     stage.watch(|server| {
         clock::sleep_until(end + AFTER_END);
         release(server, "RFAIRLOCK", LOCK, &[])?;
-        // The one that lives comes to its turn when the others are gone, and asks for it again and again.
+        // The live place polls, and is granted when the others have expired.
         while clock::now() < end + PATIENCE {
             server.control().send(&ask)?;
             if server.control().reply()?.integer().is_ok() {
@@ -60,7 +62,7 @@ fn lapse(stage: &mut Stage) -> Result<()> {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        bail!("the last place never came to its turn")
+        bail!("the last place was never granted")
     })
 }
 
@@ -69,13 +71,13 @@ fn lapse_all(stage: &mut Stage) -> Result<()> {
     stage.watch(|server| {
         clock::sleep_until(end + AFTER_END);
         release(server, "RFAIRLOCK", LOCK, &[])?;
-        // On a busy machine some may still live, and have their turns.
+        // On a busy machine some places may still be alive, and get their turns.
         while clock::now() < end + PATIENCE {
             if server.control().call(&[b"RFAIRLOCK.WAITERS", LOCK, b"COUNT", b"1"])?.expect_array(0).is_ok() {
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(1));
         }
-        bail!("some of the places have not ended")
+        bail!("some of the places have not expired")
     })
 }

@@ -1,4 +1,4 @@
-//! Answers that are long, and names that are.
+//! Long replies, and long names.
 
 use anyhow::Result;
 use rlock_bench::resp;
@@ -8,8 +8,8 @@ use super::stage::{Crowd, FOREVER, HOLDER, LOCK, LONG_LEASE_MS, Stage, acquire, 
 use crate::names;
 use crate::report::Unit;
 
-/// One server takes no more connections than this file's measurements leave room for, so the longest queue of
-/// connections is shorter than that of places.
+/// One server takes no more connections than this file's measurements leave room for, so the
+/// longest queue of connections is shorter than that of places.
 const CONNECTED: usize = 8000;
 const PLACES: usize = 20_000;
 const HOLDS: usize = 300_000;
@@ -18,9 +18,9 @@ const WAITERS_OF_NAME: usize = 10;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("reply-waiters", format!("RLOCK.WAITERS of a lock that {CONNECTED} wait for"), waiters),
+        Case::new("reply-waiters", format!("RLOCK.WAITERS of a lock with {CONNECTED} waiters"), waiters),
         Case::new("reply-places", format!("RFAIRLOCK.WAITERS of a lock with {PLACES} places"), places),
-        Case::new("reply-info", format!("RLOCK.INFO of a lock that {HOLDS} hold"), info),
+        Case::new("reply-info", format!("RLOCK.INFO of a lock with {HOLDS} holds"), info),
         Case::new(
             "name-long",
             format!("{WAITERS_OF_NAME} wait for a lock with a name of {} MB, and are served", NAME_BYTES / 1024 / 1024),
@@ -37,7 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Asks for a long answer, and reads to its end without looking at it.
+/// Requests a long reply, and skips to its end.
 fn watch_reply(stage: &mut Stage, command: &[&[u8]]) -> Result<()> {
     let mut reader = stage.connect()?;
     stage.watch(|_| {
@@ -70,7 +70,7 @@ fn info(stage: &mut Stage) -> Result<()> {
     watch_reply(stage, &[b"RLOCK.INFO", LOCK])
 }
 
-/// How much memory each waiter takes, as a multiple of the name that it waits for.
+/// Notes the memory per waiter, as a multiple of the length of the name.
 fn note_memory(stage: &mut Stage, before_bytes: u64) -> Result<()> {
     let bytes = stage.server.info_number("used_memory")? as f64 - before_bytes as f64;
     let names = bytes / WAITERS_OF_NAME as f64 / NAME_BYTES as f64;

@@ -1,4 +1,4 @@
-//! Locks that are bound to connections, and commands of the server's that concern whole databases.
+//! Locks that are bound to connections, and the server's commands on whole databases.
 
 use anyhow::Result;
 use rlock_bench::connection::Connection;
@@ -57,7 +57,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// Takes locks that end a moment after their connection does, which is returned.
+/// Acquires locks that end 1 ms after the returned connection closes.
 fn take(stage: &Stage, count: usize) -> Result<Connection> {
     let mut connection = stage.connect()?;
     let more: [&[u8]; 4] = [b"PX", LONG_LEASE_MS, b"SESSION", b"1"];
@@ -85,15 +85,16 @@ fn close_and_swap(stage: &mut Stage) -> Result<()> {
     })
 }
 
-fn say(server: &mut Server, command: &[&[u8]]) -> Result<()> {
+fn call_ok(server: &mut Server, command: &[&[u8]]) -> Result<()> {
     server.control().call(command)?.expect(b"+OK\r\n")
 }
 
-/// Whatever is done to the database, no lock is left: those that are not deleted count as locks of a closed connection.
+/// Runs a command on the database. No lock may be left: those that it does not delete count as
+/// locks of a closed connection.
 fn on_database(stage: &mut Stage, command: &[&[u8]]) -> Result<()> {
     let _holder = take(stage, HOLDS_IN_DATABASE)?;
     stage.watch(|server| {
-        say(server, command)?;
+        call_ok(server, command)?;
         wait_for_held(server, 0)
     })
 }
@@ -106,7 +107,7 @@ fn on_strings(stage: &mut Stage, command: &[&[u8]]) -> Result<()> {
     };
     pipeline(&mut connection, HOLDS_IN_DATABASE, set, |reply| reply.expect(b"+OK\r\n"))?;
     stage.watch(|server| {
-        say(server, command)?;
+        call_ok(server, command)?;
         server.ensure_no_keys()
     })
 }

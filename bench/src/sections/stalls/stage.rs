@@ -1,4 +1,4 @@
-//! Where a case is played: a server of its own, and a connection that does nothing but PING meanwhile.
+//! The server of one round of a case, and a connection that sends only PINGs meanwhile.
 
 use std::thread;
 use std::time::Duration;
@@ -12,45 +12,45 @@ use rlock_bench::server::{Server, ServerConfig};
 use crate::report::{Aim, Unit};
 use crate::sections::pings::{Pinging, waited_ms};
 
-/// How long a case waits for any one reply. A server that is silent for longer is given up, and the PING that it has
-/// not answered by then is the case's result.
+/// How long a case waits for any one reply. After that the case is aborted, and the PING that has
+/// no reply by then is its result.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long what a case has caused may take to be done, while the server answers.
+/// How long the work that a case causes may take, while the server replies.
 const DONE_TIMEOUT: Duration = Duration::from_secs(60);
-/// No lease ends during a case, however slow the machine, if it is not to.
+/// No lease expires unintentionally during a case, however slow the machine.
 pub const LONG_LEASE_MS: &[u8] = b"86400000";
-/// What an ACQUIRE says that waits until it is granted.
+/// The options of an ACQUIRE that waits until it is granted.
 pub const FOREVER: [&[u8]; 4] = [b"PX", LONG_LEASE_MS, b"BLOCK", b"0"];
-/// The lock of a case that is about a single one.
+/// The lock of a case with a single lock.
 pub const LOCK: &[u8] = b"lock";
-/// The owner that has what the others wait for. None of these has so high a number.
+/// The owner that holds what the others wait for. Their numbers are lower.
 pub const HOLDER: usize = 1_000_000;
 
 const PING_INTERVAL: Duration = Duration::from_micros(200);
-/// How long the idle server is watched before a case begins.
+/// How long the idle server gets PINGs before a case begins.
 const IDLE_WATCH: Duration = Duration::from_millis(250);
-/// PINGs go on so long before and after what is watched.
+/// How long PINGs are sent before and after the measured step.
 const MARGIN: Duration = Duration::from_millis(50);
 const BATCH: usize = 1000;
 
-/// What PINGs have seen of one round of a case.
+/// The PINGs of one round of a case.
 pub struct Watched {
     pub worst_ms: f64,
     pub p99_ms: f64,
-    /// The worst one right before, when the server was idle.
+    /// The longest PING just before, when the server was idle.
     pub idle_worst_ms: f64,
-    /// How long the server's main thread ran within one PING, at most. Unlike the PING's time, it knows nothing of what else
-    /// the machine does.
+    /// The longest time that the server's main thread ran within one PING. Unlike the PING's time,
+    /// it does not include other load of the machine.
     pub worst_ran_ms: f64,
     /// How long the server's main thread waited for a CPU meanwhile.
     pub server_waited_ms: f64,
-    /// How long the thread that sent the PINGs waited for one: it may have missed a pause as long.
+    /// How long the PING thread waited for a CPU: it may have missed a pause of that length.
     pub pings_waited_ms: f64,
-    /// How long it took until all was done that the case has caused.
+    /// How long all work took that the case has caused.
     pub took_ms: f64,
 }
 
-/// Something else that a case measures, for a line of its own.
+/// Another measurement of a case, with its own line.
 pub struct Extra {
     pub measure: String,
     pub unit: Unit,
@@ -73,21 +73,22 @@ impl Stage {
         Ok(Self { server, watched: None, extras: Vec::new() })
     }
 
-    /// A new connection, as patient as a case is.
+    /// Opens a connection with the timeout of a case.
     pub fn connect(&self) -> Result<Connection> {
         let mut connection = self.server.connect()?;
         connection.set_patience(PATIENCE)?;
         Ok(connection)
     }
 
-    /// The holder takes a lock.
+    /// Acquires a lock for the holder.
     pub fn hold(&mut self, kind: &str, key: &[u8], more: &[&[u8]]) -> Result<()> {
         let lease: [&[u8]; 2] = [b"PX", LONG_LEASE_MS];
         self.server.control().send(&acquire(kind, key, HOLDER, &[more, &lease].concat()))?;
         is_integer(self.server.control().reply()?)
     }
 
-    /// Does what the case is about while another connection sends PINGs. `act` returns when all is done that it causes.
+    /// Runs `act` while another connection sends PINGs. `act` must return only after all work that
+    /// it causes is done.
     pub fn watch(&mut self, act: impl FnOnce(&mut Server) -> Result<()>) -> Result<()> {
         let watch = Pinging::start(&self.server, PING_INTERVAL)?;
         thread::sleep(IDLE_WATCH);
@@ -112,23 +113,23 @@ impl Stage {
         acted
     }
 
-    /// Notes something else that was measured.
+    /// Records another measurement.
     pub fn add(&mut self, measure: impl Into<String>, unit: Unit, aim: Option<Aim>, value: f64) {
         self.extras.push(Extra { measure: measure.into(), unit, aim, value });
     }
 }
 
-/// Waits until so many connections wait for locks.
+/// Waits until `count` requests wait for locks.
 pub fn wait_for_waiting(server: &mut Server, count: usize) -> Result<()> {
     server.wait_for_info("rlock_waiting", count as u64, DONE_TIMEOUT)
 }
 
-/// Waits until so many locks are held.
+/// Waits until there are `count` holds.
 pub fn wait_for_held(server: &mut Server, count: usize) -> Result<()> {
     server.wait_for_info("rlock_held", count as u64, DONE_TIMEOUT)
 }
 
-/// The holder releases a lock.
+/// Releases a lock of the holder.
 pub fn release(server: &mut Server, kind: &str, key: &[u8], more: &[&[u8]]) -> Result<()> {
     let (name, holder) = (format!("{kind}.RELEASE"), crate::names::owner_id(HOLDER));
     let head: [&[u8]; 3] = [name.as_bytes(), key, holder.as_bytes()];
@@ -157,12 +158,12 @@ pub fn pipeline(
     Ok(())
 }
 
-/// Demands an integer, whatever it is.
+/// Fails unless the reply is an integer.
 pub fn is_integer(reply: Frame<'_>) -> Result<()> {
     reply.integer().map(drop)
 }
 
-/// Demands nil.
+/// Fails unless the reply is nil.
 pub fn is_nil(reply: Frame<'_>) -> Result<()> {
     reply.expect(b"$-1\r\n")
 }
@@ -178,7 +179,7 @@ impl Crowd {
         Ok(Self(connections.collect::<Result<_>>()?))
     }
 
-    /// Each connection sends what `request` says for its index.
+    /// Sends `request(index)` on each connection.
     pub fn ask(&mut self, request: impl Fn(usize) -> Vec<u8>) -> Result<()> {
         for (index, connection) in self.0.iter_mut().enumerate() {
             connection.send(&request(index))?;
@@ -186,13 +187,13 @@ impl Crowd {
         Ok(())
     }
 
-    /// The same, and waits until all of them wait for locks.
+    /// Sends `request(index)` on each connection, and waits until all of them wait for locks.
     pub fn wait(&mut self, server: &mut Server, request: impl Fn(usize) -> Vec<u8>) -> Result<()> {
         self.ask(request)?;
         wait_for_waiting(server, self.0.len())
     }
 
-    /// Each connection takes one reply.
+    /// Reads one reply on each connection.
     pub fn hear(&mut self, check: impl Fn(Frame<'_>) -> Result<()>) -> Result<()> {
         for connection in &mut self.0 {
             check(connection.reply()?)?;
@@ -200,28 +201,28 @@ impl Crowd {
         Ok(())
     }
 
-    /// The first connection, alone.
+    /// The first connection.
     pub fn first(&mut self) -> Result<&mut Connection> {
-        self.0.first_mut().context("nobody is there")
+        self.0.first_mut().context("no connection is left")
     }
 
-    /// Does something with one connection after the other.
+    /// Runs `act` on one connection after the other.
     pub fn each(&mut self, act: impl FnMut(&mut Connection) -> Result<()>) -> Result<()> {
         self.0.iter_mut().try_for_each(act)
     }
 
-    /// The first `count` connections close.
+    /// Closes the first `count` connections.
     pub fn close(&mut self, count: usize) {
         self.0.drain(..count);
     }
 
-    /// All connections close.
+    /// Closes all connections.
     pub fn close_all(&mut self) {
         self.0.clear();
     }
 }
 
-/// `RLOCK.ACQUIRE key owner` and what follows, or that of another kind of lock.
+/// Encodes `kind.ACQUIRE key owner` with the options `more`.
 pub fn acquire(kind: &str, key: &[u8], owner: usize, more: &[&[u8]]) -> Vec<u8> {
     let (name, owner) = (format!("{kind}.ACQUIRE"), crate::names::owner_id(owner));
     let head: [&[u8]; 3] = [name.as_bytes(), key, owner.as_bytes()];

@@ -1,4 +1,4 @@
-//! Thousands of connections that wait, and something that concerns all of them at once.
+//! Thousands of waiting connections, and one step that affects all of them.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::names;
 
 const WAITERS: usize = 8000;
 const KILLED: usize = 4000;
-/// When waits end together, the last one begins not later than this before.
+/// When waits time out together, all of them have begun within this time.
 const TIME_TO_ASK: Duration = Duration::from_secs(6);
 /// How long the place of a connection that closed stays in a fair queue.
 const FAIR_GRACE_MS: u64 = 100;
@@ -56,7 +56,7 @@ pub(super) fn cases() -> Vec<Case> {
             format!("server alone: {WAITERS} in BLPOP that end in one millisecond"),
             time_out_blpop,
         ),
-        Case::new("wait-kill", format!("EXEC lets {KILLED} readers in and kills their connections"), kill),
+        Case::new("wait-kill", format!("EXEC grants {KILLED} readers and kills their connections"), kill),
         Case::peer("wait-kill-peer", format!("server alone: EXEC kills {KILLED} connections"), kill_idle),
         Case::new("wait-flush", format!("{WAITERS} locks with a waiter each, and FLUSHALL"), flush),
     ]
@@ -70,7 +70,7 @@ fn wait_for_reading(owner: usize) -> Vec<u8> {
     acquire("RRWLOCK", LOCK, owner, &[&[b"READ".as_slice()], &FOREVER[..]].concat())
 }
 
-/// The holder takes the lock, and all of the crowd wait for it.
+/// Acquires the lock for the holder, and lets a crowd wait for it.
 fn crowd_that_waits(
     stage: &mut Stage,
     size: usize,
@@ -91,7 +91,7 @@ fn wrong_type(stage: &mut Stage) -> Result<()> {
     })
 }
 
-/// A semaphore whose only permits are held, and a crowd that wants `permits` each.
+/// Makes a semaphore whose permits are all held, and a crowd whose members wait for `permits` each.
 fn crowd_at_semaphore(stage: &mut Stage, permits: &[u8]) -> Result<Crowd> {
     stage.server.control().call(&[b"RSEMAPHORE.INIT", LOCK, permits])?.expect(b":1\r\n")?;
     let more: [&[u8]; 2] = [b"PERMITS", permits];
@@ -162,7 +162,7 @@ fn close_fair(stage: &mut Stage) -> Result<()> {
     let mut crowd = crowd_that_waits(stage, WAITERS, ("RFAIRLOCK", &[]), request)?;
     stage.watch(|server| {
         close_and_wait(server, &mut crowd)?;
-        // Their places end together.
+        // Their places expire together.
         thread::sleep(Duration::from_millis(2 * FAIR_GRACE_MS));
         server.control().call(&[b"RFAIRLOCK.WAITERS", LOCK, b"COUNT", b"1"])?.expect_array(0)
     })
@@ -179,7 +179,7 @@ fn ms_until(end: Instant) -> u64 {
     end.saturating_duration_since(clock::now()).as_millis() as u64
 }
 
-/// A crowd whose waits end together, and when that is.
+/// Lets a crowd wait until the returned moment.
 fn crowd_until(stage: &mut Stage) -> Result<(Crowd, Instant)> {
     let end = clock::now() + TIME_TO_ASK;
     let request = |owner| {
@@ -199,7 +199,7 @@ fn time_out_and_release(stage: &mut Stage) -> Result<()> {
     stage.watch(|server| {
         clock::sleep_until(end);
         release(server, "RLOCK", LOCK, &[])?;
-        // A few may be granted in the last moment.
+        // A few may be granted at the last moment.
         crowd.hear(|reply| is_nil(reply).or_else(|_| is_integer(reply)))
     })
 }
@@ -215,7 +215,8 @@ fn time_out_blpop(stage: &mut Stage) -> Result<()> {
     stage.watch(|_| crowd.hear(|reply| reply.expect(b"*-1\r\n")))
 }
 
-/// Lets every connection of a crowd be that of the user `crowd`, so that one CLIENT KILL names them all.
+/// Authenticates all connections of a crowd as the user `crowd`, so that one CLIENT KILL ends all
+/// of them.
 fn make_one_user(stage: &mut Stage, crowd: &mut Crowd) -> Result<()> {
     let user: [&[u8]; 8] = [b"ACL", b"SETUSER", b"crowd", b"on", b"nopass", b"~*", b"&*", b"+@all"];
     stage.server.control().call(&user)?.expect(b"+OK\r\n")?;
@@ -223,7 +224,7 @@ fn make_one_user(stage: &mut Stage, crowd: &mut Crowd) -> Result<()> {
     crowd.hear(|reply| reply.expect(b"+OK\r\n"))
 }
 
-/// Kills the crowd in one transaction with `first`.
+/// Runs `first` and kills the crowd in one transaction.
 fn exec_and_kill(server: &mut Server, first: &[&[u8]]) -> Result<()> {
     let control = server.control();
     control.call(&[b"MULTI"])?.expect(b"+OK\r\n")?;
@@ -242,7 +243,7 @@ fn kill(stage: &mut Stage) -> Result<()> {
     stage.watch(|server| {
         exec_and_kill(server, &[b"RRWLOCK.RELEASE", LOCK, holder.as_bytes(), b"WRITE"])?;
         server.wait_for_info("connected_clients", 2, Duration::from_secs(60))?;
-        // Nobody has heard of a grant, so nobody keeps one.
+        // No waiter has received its grant, so none keeps it.
         server.control().call(&[b"RRWLOCK.PTTL", LOCK])?.expect(b":-2\r\n")
     })
 }
