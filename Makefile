@@ -221,7 +221,7 @@ soak: build ## Run a mixed load of all kinds with disconnects for MINUTES, and c
 	$(CHECK) soak --module $(MODULE) --server $(SERVER) --minutes $(MINUTES) --seed $(SEED)
 
 failover: build ## Kill a primary under load 20 times, with Sentinel
-	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test-all --test module -- --nocapture failover::a_primary_that_is_killed
+	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test-all --test module -- --nocapture failover::replica_of_a_primary_killed
 
 test-failover: build ## Let each fault befall a master under load on each server, and add to the record of overlaps (hours; it goes on where it was); SERVERS=redis-server
 	RLOCK_MODULE_BEFORE=$$(./scripts/before $(BEFORE)) ./scripts/failovers $(SERVERS)

@@ -1,7 +1,9 @@
-//! The primary dies or steps down, and a replica takes over: with Sentinel, and as planned.
+//! The primary dies or steps down, and a replica takes over: by Sentinel, and in a planned
+//! failover.
 //!
-//! Replication is asynchronous, so a grant of the last moment may be lost with its server. What must hold all the same: tokens
-//! rise, one server never gives a lock twice, and nobody is left hanging.
+//! Replication is asynchronous, so the last grants may be lost with their server. Even then tokens
+//! rise, one server never grants a lock twice, and every client gets an answer or loses its
+//! connection.
 
 use std::collections::HashSet;
 use std::env;
@@ -13,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Client, Reply, Sentinels, Server, Stopwatch, eventually};
 
-/// Deaths of a primary in one run of the test. `make failover` sets more.
+/// The number of primaries that one run of the test kills. `make failover` sets more.
 const FAILOVERS: &str = "RLOCK_FAILOVERS";
 const FAILOVERS_BY_DEFAULT: u32 = 2;
 
@@ -22,22 +24,22 @@ const KEYS: u32 = 2;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// A client that is blocked on a server that dies or steps down knows of it in that time.
+/// A client that is blocked on a server that dies or steps down learns of it within this time.
 const NO_LONGER_THAN_MS: u64 = 2000;
 
-/// What all workers have seen together.
+/// The observations of all workers.
 #[derive(Default)]
 struct Load {
     is_over: AtomicBool,
-    /// Raised by each death of a primary: what was granted before it may be lost.
+    /// Raised by each death of a primary: earlier grants may be lost.
     era: AtomicU64,
     highest_token: AtomicI64,
     tokens: Mutex<HashSet<i64>>,
-    /// Who is between the answer to an ACQUIRE and the RELEASE, by era, server and key.
+    /// The locks between the answer to an ACQUIRE and the RELEASE, by era, server and key.
     inside: Mutex<HashSet<(u64, u16, u32)>>,
-    /// How often a lock was taken in the era.
+    /// The number of grants in the era.
     grants: AtomicU64,
-    /// How often a server died while a worker waited for its answer.
+    /// How often a worker lost its connection while it waited for an answer.
     cut_off: AtomicU64,
 }
 
@@ -47,30 +49,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Load {
-    /// Takes and gives locks until the load is over, wherever the primary is.
+    /// Acquires and releases locks until the load ends, wherever the primary is.
     fn work(&self, worker: u32, sentinels: &Sentinels) {
         let mut attempts = 0_u64;
         while !self.is_over.load(Ordering::SeqCst) {
             let era = self.era.load(Ordering::SeqCst);
             let primary = sentinels.primary().and_then(|port| Some((port, Client::connect(port).ok()?)));
             let Some((port, mut client)) = primary else {
-                // Only a pause between two looks.
+                // Only a pause between two attempts.
                 thread::sleep(Duration::from_millis(5));
                 continue;
             };
             while era == self.era.load(Ordering::SeqCst) && !self.is_over.load(Ordering::SeqCst) {
                 attempts += 1;
-                // Each attempt is an owner of its own, so that each grant is a new hold.
+                // Each attempt has its own owner, so each grant is a new hold.
                 let owner = format!("w{worker}-{attempts}");
-                if !self.take_and_give(&mut client, (era, port, worker % KEYS), &owner) {
+                if !self.acquire_and_release(&mut client, (era, port, worker % KEYS), &owner) {
                     break;
                 }
             }
         }
     }
 
-    /// `false` if the connection is of no use any more.
-    fn take_and_give(&self, client: &mut Client, place: (u64, u16, u32), owner: &str) -> bool {
+    /// Returns `false` if the connection can no longer be used.
+    fn acquire_and_release(&self, client: &mut Client, place: (u64, u16, u32), owner: &str) -> bool {
         let (era, _, key) = place;
         let highest_before = self.highest_token.load(Ordering::SeqCst);
         let acquire = format!("RLOCK.ACQUIRE load-{key} {owner} PX 60000 SESSION 0 BLOCK 1000");
@@ -78,7 +80,7 @@ impl Load {
         let token = match answer {
             Ok(Reply::Int(token)) => token,
             Ok(Reply::Nil) => return true,
-            // A replica by now, or one that is not yet a primary.
+            // The server is a replica by now, or not yet a primary.
             Ok(Reply::Error(error)) => {
                 let expected = ["READONLY", "UNBLOCKED", "LOADING", "MASTERDOWN"];
                 assert!(expected.iter().any(|code| error.starts_with(code)), "{error}");
@@ -91,14 +93,14 @@ impl Load {
                 return false;
             }
         };
-        assert!(token > highest_before, "{token} was given after {highest_before}");
-        assert!(lock(&self.tokens).insert(token), "{token} was given twice");
+        assert!(token > highest_before, "{token} was granted after {highest_before}");
+        assert!(lock(&self.tokens).insert(token), "{token} was granted twice");
         self.highest_token.fetch_max(token, Ordering::SeqCst);
-        // A grant that was already lost when it was read proves nothing.
+        // A grant of an earlier era may be lost, so it proves nothing.
         if era == self.era.load(Ordering::SeqCst) {
             assert!(lock(&self.inside).insert(place), "load-{key} is held twice");
             self.grants.fetch_add(1, Ordering::SeqCst);
-            // The work that the lock is for, and room for others on the machine.
+            // Stands for the work under the lock, and leaves CPU time to other processes.
             thread::sleep(Duration::from_millis(1));
             lock(&self.inside).remove(&place);
         }
@@ -114,7 +116,7 @@ impl Load {
     }
 }
 
-/// Ends the load also when the test fails, so that the workers end.
+/// Ends the load even if the test fails, so that the workers end.
 struct EndOnDrop<'l>(&'l Load);
 
 impl Drop for EndOnDrop<'_> {
@@ -123,10 +125,10 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// What lies on the primary when it dies, and on its replicas too.
+/// The holds and waiters of a primary when it dies. Its replicas have the holds.
 struct Left {
     kept_token: i64,
-    lapses_at: Instant,
+    expires_at: Instant,
     blocked: Vec<Client>,
 }
 
@@ -135,11 +137,11 @@ impl Left {
     fn on(primary: &Server, round: u32) -> Left {
         let mut client = primary.client();
         let kept_token = client.acquire(&format!("kept-{round} a PX 60000"));
-        client.acquire(&format!("lapsing-{round} a PX 2500"));
-        let lapses_at = Instant::now() + Duration::from_millis(2500);
+        client.acquire(&format!("expiring-{round} a PX 2500"));
+        let expires_at = Instant::now() + Duration::from_millis(2500);
         assert_eq!(client.call("WAIT 2 10000"), 2);
         let wait = |owner: &str| primary.waiter(format!("RLOCK.ACQUIRE kept-{round} {owner} BLOCK 0"));
-        Left { kept_token, lapses_at, blocked: ["b", "c"].map(wait).into() }
+        Left { kept_token, expires_at, blocked: ["b", "c"].map(wait).into() }
     }
 
     #[track_caller]
@@ -151,9 +153,9 @@ impl Left {
     }
 }
 
-/// The replica in its new office: it keeps what was held, and expires and grants by itself.
+/// Checks a promoted replica: it keeps the holds, and expires and grants.
 #[track_caller]
-fn assert_takes_over(primary: &Server, round: u32, kept_token: i64, lapses_at: Instant) {
+fn assert_takes_over(primary: &Server, round: u32, kept_token: i64, expires_at: Instant) {
     let mut client = primary.client();
     let kept = format!("kept-{round}");
     assert_eq!(client.holder(&kept).expect("it is held").identity(), ("a", 1, kept_token));
@@ -162,9 +164,9 @@ fn assert_takes_over(primary: &Server, round: u32, kept_token: i64, lapses_at: I
     assert_eq!(client.call(format!("RLOCK.RELEASE {kept} a")), 0);
     assert!(waiter.reply().int() > kept_token);
 
-    let left = lapses_at.saturating_duration_since(Instant::now());
+    let left = expires_at.saturating_duration_since(Instant::now());
     let watch = Stopwatch::start();
-    assert!(client.acquire(&format!("lapsing-{round} b PX 60000 BLOCK 0")) > kept_token);
+    assert!(client.acquire(&format!("expiring-{round} b PX 60000 BLOCK 0")) > kept_token);
     watch.assert_took_ms(0..left.as_millis() as u64 + 1000, "what was left of the lease");
 }
 
@@ -173,7 +175,7 @@ fn failovers() -> u32 {
 }
 
 #[test]
-fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_once() {
+fn replica_of_a_primary_killed_under_load_is_promoted_and_grants_at_once() {
     let primary = Server::with(&[]);
     let upstream = format!("replicaof 127.0.0.1 {}", primary.port());
     let replicas = [Server::with(&[&upstream]), Server::with(&[&upstream])];
@@ -197,7 +199,7 @@ fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_o
             let old = sentinels.primary().expect("a primary");
             let at = servers.iter().position(|server| server.port() == old).expect("one of the servers");
             let left = Left::on(&servers[at], round);
-            let (kept_token, lapses_at) = (left.kept_token, left.lapses_at);
+            let (kept_token, expires_at) = (left.kept_token, left.expires_at);
 
             servers[at].kill();
             let since_death = Stopwatch::start();
@@ -209,7 +211,7 @@ fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_o
             eventually(SOON, || servers[next].has_role("master"));
             eprintln!("round {round}: a new primary after {:?}", since_death.elapsed());
 
-            assert_takes_over(&servers[next], round, kept_token, lapses_at);
+            assert_takes_over(&servers[next], round, kept_token, expires_at);
             load.wait_for_grants();
             servers[at].restart_in_place(&["--replicaof", &format!("127.0.0.1 {new}")]);
             servers[at].catch_up_with(&servers[next]);
@@ -222,7 +224,8 @@ fn a_primary_that_is_killed_under_load_is_replaced_by_a_replica_that_grants_at_o
 
 const PAUSE: Duration = Duration::from_millis(1000);
 
-/// Locks that get free, and waits that end, in the middle of a pause: by then `b` wants one, `late` has given up on the other.
+/// Two locks whose leases expire within a pause. `b` waits for one; the wait of `late` for the
+/// other times out within the pause.
 struct InThePause {
     b: Client,
     late: Client,
@@ -241,7 +244,7 @@ impl InThePause {
         InThePause { b, late, start }
     }
 
-    /// Reads both answers, each as soon as it is there. No grant may come before the pause is over.
+    /// Reads both answers, each as soon as it arrives. No grant may arrive before the pause ends.
     #[track_caller]
     fn answers(self) -> [Reply; 2] {
         let mut waiters = [(self.b, None), (self.late, None)];
@@ -258,7 +261,7 @@ impl InThePause {
     }
 }
 
-/// The answer, if it is there by now.
+/// Returns the answer, if it has arrived.
 #[track_caller]
 fn look(waiter: &mut Client) -> Option<Reply> {
     match waiter.reply_within(Duration::from_millis(20)) {
@@ -276,11 +279,12 @@ fn primary_and_replica() -> [Server; 2] {
 }
 
 #[test]
-fn a_pause_of_either_kind_grants_nothing_and_late_waiters_get_nil() {
+fn client_pause_grants_nothing_and_timed_out_waiters_get_nil() {
     let [primary, replica] = primary_and_replica();
     for mode in ["WRITE", "ALL"] {
         let scene = InThePause::begin(&primary, mode);
-        // From here on, so that the answers come a full PAUSE after the beginning of the scene at the earliest.
+        // Begins after the scene, so answers come a full PAUSE after the beginning of the scene at
+        // the earliest.
         assert_eq!(primary.client().call(format!("CLIENT PAUSE {} {mode}", PAUSE.as_millis())), "OK");
         let [b, late] = scene.answers();
         let token = b.int();
@@ -294,9 +298,9 @@ fn a_pause_of_either_kind_grants_nothing_and_late_waiters_get_nil() {
     }
 }
 
-/// The replica hears nothing, so the failover gives up after its time, and the primary goes on.
+/// The replica is stopped, so the failover times out, and the primary continues.
 #[test]
-fn a_failover_that_is_given_up_grants_nothing_before_that() {
+fn aborted_failover_grants_nothing_before_it_is_aborted() {
     let [primary, replica] = primary_and_replica();
     let mut client = primary.client();
     let scene = InThePause::begin(&primary, "job");
@@ -314,9 +318,10 @@ fn a_failover_that_is_given_up_grants_nothing_before_that() {
     assert_eq!(replica.client().holder("job").expect("it is held").identity(), ("b", 1, b.int()));
 }
 
-/// The replica catches up in the end. Whoever still waits is told, and the replica expires what lapsed in the pause.
+/// The replica catches up and is promoted. The wait that is left ends, and the new primary expires
+/// the leases that passed their deadlines in the pause.
 #[test]
-fn a_failover_ends_the_waits_and_the_new_primary_grants_at_once() {
+fn planned_failover_ends_waits_and_the_new_primary_grants_at_once() {
     let [primary, replica] = primary_and_replica();
     let mut client = primary.client();
     let kept_token = client.acquire("kept a PX 60000");
@@ -325,7 +330,8 @@ fn a_failover_ends_the_waits_and_the_new_primary_grants_at_once() {
     replica.while_stopped(|| {
         client.call("SET unseen by-the-replica");
         assert_eq!(client.call("FAILOVER"), "OK");
-        // The replica stands still for as long as this lasts, so the server must grant no waiter, even on a slow machine.
+        // The replica is stopped for all of this loop, so the server must grant no waiter, even on
+        // a slow machine.
         let mut is_over = false;
         while !is_over {
             is_over = start.elapsed() >= PAUSE;

@@ -1,5 +1,5 @@
-//! No two owners hold through restarts and failovers: `rlock.quarantine-after`, `rlock.min-replicas`. The rules are numbered in
-//! docs/guarantees.md.
+//! Exclusion through restarts and failovers: `rlock.quarantine-after`, `rlock.min-replicas`.
+//! docs/guarantees.md numbers the rules.
 
 use std::thread;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const FAILOVER: [&str; 5] = [
     "repl-ping-replica-period 1",
 ];
 
-/// How long a master may grant after its replicas have gone, in milliseconds.
+/// How long a master may grant after its replicas have disconnected, in milliseconds.
 const LAG_MS: u64 = 3000;
 
 fn may_grant(client: &mut Client) -> bool {
@@ -31,7 +31,7 @@ fn with(settings: &[&'static str], more: &[&'static str]) -> Vec<&'static str> {
 }
 
 #[test]
-fn a_lease_above_the_longest_one_is_refused_and_others_are_cut_to_it() {
+fn lease_above_max_lease_is_refused_and_others_are_cut_to_it() {
     let server = Server::with(&["rlock.max-lease-ms 5000"]);
     let mut client = server.client();
     for command in [
@@ -55,7 +55,7 @@ fn a_lease_above_the_longest_one_is_refused_and_others_are_cut_to_it() {
 }
 
 #[test]
-fn after_a_restart_requests_wait_in_their_order_until_the_quarantine_ends() {
+fn requests_after_a_restart_wait_in_order_until_the_quarantine_ends() {
     let mut server = Server::with(&with(&RESTART, &["appendonly yes", "appendfsync always"]));
     let mut client = server.client();
     eventually(SOON, || may_grant(&mut client));
@@ -65,14 +65,14 @@ fn after_a_restart_requests_wait_in_their_order_until_the_quarantine_ends() {
     assert!(!may_grant(&mut client));
     let text = client.call("RLOCK.ACQUIRE job b").expect_error("QUARANTINE").to_owned();
     assert!(text.contains("restarted"), "{text}");
-    assert!(client.call("RLOCK.RENEW job a").int() > 0, "what it holds it may renew");
+    assert!(client.call("RLOCK.RENEW job a").int() > 0, "a holder may renew");
     for again in ["BLOCK 0", "REQ 1", "ONCE", "BLOCK 0 ONCE"] {
         client.call(format!("RLOCK.ACQUIRE job a {again}")).expect_error("QUARANTINE");
     }
     let mut first = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
     let mut second = server.waiter("RLOCK.ACQUIRE job c BLOCK 0");
     assert_eq!(client.call("RLOCK.RELEASE job a"), 0);
-    assert!(!may_grant(&mut client) && client.holder("job").is_none(), "it is free, and nothing is granted");
+    assert!(!may_grant(&mut client) && client.holder("job").is_none(), "the lock is free, and no waiter is granted it");
     assert!(first.reply().int() > 0);
     assert_eq!(client.call("RLOCK.RELEASE job b"), 0);
     assert!(second.reply().int() > 0);
@@ -80,7 +80,7 @@ fn after_a_restart_requests_wait_in_their_order_until_the_quarantine_ends() {
 }
 
 #[test]
-fn a_master_grants_and_renews_only_while_enough_replicas_follow() {
+fn master_grants_and_renews_only_while_enough_replicas_follow() {
     let settings = [LEASE, "rlock.min-replicas 1", "repl-ping-replica-period 1"];
     let master = Server::with(&settings);
     let mut client = master.client();
@@ -100,14 +100,14 @@ fn a_master_grants_and_renews_only_while_enough_replicas_follow() {
         client.call("RLOCK.RENEW held a").expect_error("NOREPLICAS");
         client.call("RLOCK.ACQUIRE held a BLOCK 0").expect_error("NOREPLICAS");
         assert_eq!(client.call("RLOCK.RELEASE held a"), 0);
-        assert_eq!(client.call("SET other data"), "OK", "other data is written");
+        assert_eq!(client.call("SET other data"), "OK", "the server accepts other writes");
     });
     eventually(SOON, || may_grant(&mut client));
     client.acquire("job d PX 100");
 }
 
 #[test]
-fn a_promoted_replica_waits_and_lets_holders_renew_once_the_former_master_cannot() {
+fn promoted_replica_grants_nothing_and_renews_only_once_the_former_master_cannot() {
     let master = Server::with(&FAILOVER);
     let mut client = master.client();
     let replica = Server::replica_of(&master, &FAILOVER);
@@ -126,7 +126,7 @@ fn a_promoted_replica_waits_and_lets_holders_renew_once_the_former_master_cannot
     let watch = Stopwatch::start();
     assert_eq!(promoted.call("REPLICAOF NO ONE"), "OK");
     let text = promoted.call("RLOCK.RENEW held a");
-    assert!(matches!(text, Reply::Error(_)), "the former master may still prolong: {text:?}");
+    assert!(matches!(text, Reply::Error(_)), "the former master may still renew: {text:?}");
     let mut next = replica.waiter("RLOCK.ACQUIRE free c PX 500 BLOCK 0");
     other.client().call(format!("REPLICAOF 127.0.0.1 {}", replica.port()));
     eventually(SOON, || matches!(promoted.call("RLOCK.RENEW held a"), Reply::Int(_)));
@@ -135,11 +135,11 @@ fn a_promoted_replica_waits_and_lets_holders_renew_once_the_former_master_cannot
     promoted.call("RLOCK.ACQUIRE free d").expect_error("QUARANTINE");
     assert!(next.reply_within(SOON).expect("a grant").int() > 0);
     assert!(watch.elapsed() >= Duration::from_millis(4500), "{:?}", watch.elapsed());
-    assert!(promoted.call("RLOCK.RENEW waited-for b").int() > 0, "afterwards it is as any other");
+    assert!(promoted.call("RLOCK.RENEW waited-for b").int() > 0, "after the quarantine any hold can be renewed");
 }
 
 #[test]
-fn each_promotion_begins_the_quarantine_anew() {
+fn each_promotion_restarts_the_quarantine() {
     let settings = ["rlock.quarantine-after failover", "rlock.quarantine-ms 60000", "rlock.max-lease-ms 500"];
     let server = Server::with(&settings);
     let mut client = server.client();
@@ -160,7 +160,7 @@ fn each_promotion_begins_the_quarantine_anew() {
 }
 
 #[test]
-fn a_master_that_was_stopped_for_long_grants_nothing_of_what_is_queued_in_its_sockets() {
+fn master_stopped_for_long_refuses_the_requests_queued_in_its_sockets() {
     let settings = ["rlock.min-replicas 1", "repl-ping-replica-period 1"];
     let master = Server::with(&settings);
     let replica = Server::replica_of(&master, &settings);
@@ -181,11 +181,11 @@ fn a_master_that_was_stopped_for_long_grants_nothing_of_what_is_queued_in_its_so
         attempt.reply().expect_error("NOREPLICAS");
     }
     waiter.assert_waits();
-    assert!(client.holder("held").is_none(), "its lease has ended, and it is not handed over");
+    assert!(client.holder("held").is_none(), "the lease has expired, and the lock is not handed over");
 }
 
 #[test]
-fn settings_that_contradict_each_other_are_in_the_log() {
+fn contradicting_settings_are_logged() {
     let server = Server::start();
     let mut client = server.client();
     let warned = |server: &Server, text: &str| server.log().contains(text);

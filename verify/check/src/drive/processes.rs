@@ -1,10 +1,11 @@
-//! Clients in processes of their own, which can be stopped as a machine stops them: by SIGSTOP, for longer than their leases.
+//! Clients in their own processes, which can be stopped with SIGSTOP for longer than their leases.
 //!
-//! They use the crate `rlock-client`, because it is the client that says for how long a lock is believed to be held. Each of them asks its guard again and again,
-//! and what it was told last is what the rules are asked about. The other clients of a campaign keep to leases by their own reckoning, and count
-//! such a belief as any other.
+//! They use the crate `rlock-client`, because the client decides how long a lock counts as held.
+//! Each client checks its guard again and again, and the rules check the last time at which the
+//! guard said that it holds. The other clients of a campaign compute their leases themselves.
 //!
-//! A process of clients is this program itself, called with [`COMMAND`]. It writes a line for each lock that it was granted.
+//! A process of clients is this program itself, called with [`COMMAND`]. It writes a line for each
+//! acquisition.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -22,48 +23,49 @@ use rlock_client::{Client, Guard, Lock};
 use super::wire::now_us;
 use crate::history::{Call, Key, Kind, Mode, Operation, Outcome};
 
-/// The subcommand that makes a process one of clients.
+/// The subcommand that runs a process of clients.
 pub const COMMAND: &str = "clients";
 
-/// How many clients there are in each process.
+/// The number of clients in each process.
 const CLIENTS: u64 = 8;
 
-/// Their leases, which guards renew. A process is mostly stopped for longer.
+/// The lease of their guards, which renew it. A process is usually stopped for longer.
 const LEASE: Duration = Duration::from_millis(300);
 
 /// How long they wait for a lock.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// How long they keep a lock at most.
+/// The longest time for which they keep a lock.
 const LONGEST_HOLD_MS: u64 = 400;
 
-/// How often they ask whether they still hold: with pauses of up to so much.
+/// The longest pause between two checks of a guard.
 const ASKS_EVERY_MS: u64 = 3;
 
-/// The owners of these clients have numbers from here on.
+/// The lowest number of their owners.
 pub(super) const FIRST_OWNER: u64 = 1 << 62;
 
-/// What a process of clients is told.
+/// The arguments of a process of clients.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Order {
-    /// Where the server is.
+    /// The address of the server.
     #[arg(long)]
     address: SocketAddr,
-    /// Until when to work, on the steady clock.
+    /// The end of the work, on the steady clock.
     #[arg(long)]
     until_us: u64,
-    /// Which of the processes it is.
+    /// The number of the process.
     #[arg(long)]
     number: u64,
-    /// What the clients' choices are drawn from.
+    /// The seed of the clients' random choices.
     #[arg(long)]
     seed: u64,
-    /// The locks, each as its place among the keys of the campaign, `m` for a mutex or `f` for a fair lock, and its name: `3:m:name`.
+    /// The locks, each as its index among the keys of the campaign, `m` for a mutex or `f` for a
+    /// fair lock, and its name: `3:m:name`.
     keys: Vec<String>,
 }
 
 impl Order {
-    /// To work until a moment on the keys of a campaign that these clients use.
+    /// Arguments for work until a moment, on those keys of a campaign that these clients use.
     #[must_use]
     pub fn of(address: SocketAddr, until_us: u64, number: u64, seed: u64, keys: &[Key]) -> Self {
         let keys = keys.iter().enumerate().filter_map(|(number, key)| Target::of(number, key)).collect();
@@ -82,11 +84,12 @@ struct Target {
 impl Target {
     fn read(text: &str) -> Result<Self> {
         let mut parts = text.splitn(3, ':');
-        let mut next = || parts.next().with_context(|| format!("{text} is no key"));
+        let mut next =
+            || parts.next().with_context(|| format!("{text} is not a key; expected INDEX:m:NAME or INDEX:f:NAME"));
         Ok(Self { key: next()?.parse()?, is_fair: next()? == "f", name: next()?.to_owned() })
     }
 
-    /// Of a key of a campaign, if these clients use it.
+    /// The text of a key of a campaign, if these clients use it.
     fn of(number: usize, key: &Key) -> Option<String> {
         let kind = match key.kind {
             Kind::Mutex => "m",
@@ -97,16 +100,17 @@ impl Target {
     }
 }
 
-/// A lock that was asked for, as a client saw it.
+/// An acquisition, as a client saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     key: u32,
     owner: u64,
-    /// 0 if it was not granted, as far as the client knows: its lease may have been over before it could look at the answer.
+    /// 0 if the client does not know of a grant: the lease may have expired before the client read
+    /// the answer.
     token: u64,
     sent_us: u64,
     answered_us: u64,
-    /// When the guard was last asked and said that it holds; when it was sent, if it never did.
+    /// When the guard last said that it holds; `sent_us` if it never did.
     held_us: u64,
 }
 
@@ -119,11 +123,12 @@ impl Seen {
     fn read(line: &str) -> Result<Self> {
         let numbers: Vec<u64> = line.split(' ').map(str::parse).collect::<Result<_, _>>()?;
         let [key, owner, token, sent_us, answered_us, held_us] =
-            numbers.try_into().map_err(|_| anyhow!("six numbers"))?;
+            numbers.try_into().map_err(|_| anyhow!("expected six numbers, received {line:?}"))?;
         Ok(Self { key: u32::try_from(key)?, owner, token, sent_us, answered_us, held_us })
     }
 
-    /// As an operation: the lease is what the client has believed in.
+    /// The acquisition as an operation. Its lease is the time for which the client believed that it
+    /// held.
     fn operation(self) -> Operation {
         let Self { key, owner, token, sent_us, answered_us, held_us } = self;
         let lasts_us = if token == 0 { LEASE.as_micros() as u64 } else { held_us.saturating_sub(sent_us) };
@@ -140,21 +145,21 @@ impl Seen {
     }
 }
 
-/// A process of clients, as its parent has it.
+/// The parent's handle of a process of clients.
 pub struct Process {
     child: Child,
     reader: JoinHandle<Result<Vec<Operation>>>,
 }
 
 impl Process {
-    /// Starts one.
+    /// Starts a process.
     ///
     /// # Errors
     ///
     /// If it does not start.
     pub fn start(program: &Path, order: &Order) -> Result<Self> {
         let Order { address, until_us, number, seed, keys } = order;
-        // It ends with this thread, however the process ends.
+        // The kernel kills it when this thread ends, however that happens.
         let mut child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(program)
@@ -173,7 +178,7 @@ impl Process {
         Ok(Self { child, reader })
     }
 
-    /// Lets it stand still for a while.
+    /// Stops the process for a while.
     ///
     /// # Errors
     ///
@@ -184,11 +189,11 @@ impl Process {
         super::server::signal(&self.child, "-CONT")
     }
 
-    /// Waits until it has done its work, and returns what its clients saw.
+    /// Waits for the process to end, and returns the operations of its clients.
     ///
     /// # Errors
     ///
-    /// If it has failed.
+    /// If the process has failed.
     pub fn finish(mut self) -> Result<Vec<Operation>> {
         let operations = self.reader.join().map_err(|_| anyhow!("the reader has panicked"))??;
         let status = self.child.wait()?;
@@ -197,11 +202,11 @@ impl Process {
     }
 }
 
-/// What a process of clients does.
+/// Runs a process of clients.
 ///
 /// # Errors
 ///
-/// If the order cannot be understood, or the server is not there in the beginning.
+/// If a key cannot be read, or the server cannot be reached at the start.
 pub fn work(order: &Order) -> Result<()> {
     let targets: Arc<[Target]> = order.keys.iter().map(|text| Target::read(text)).collect::<Result<_>>()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -220,7 +225,7 @@ pub fn work(order: &Order) -> Result<()> {
     })
 }
 
-/// One client. What fails, it tries again.
+/// Runs one client. It repeats whatever fails.
 async fn compete(
     client: Client,
     targets: Arc<[Target]>,
@@ -239,7 +244,7 @@ async fn compete(
         };
         let (token, answered_us, held_us) = seen.unwrap_or_else(|| (0, now_us(), sent_us));
         let key = target.key;
-        // A line at once, whichever client writes it.
+        // One write per line, so that the lines of clients do not mix.
         writeln!(std::io::stdout().lock(), "{}", Seen { key, owner, token, sent_us, answered_us, held_us }.write())?;
         if seen.is_none() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -249,14 +254,16 @@ async fn compete(
     Ok(())
 }
 
-/// Acquires a lock, keeps it for a while or until it is lost, and releases it. Returns its token, when it was granted, and until when it was held.
+/// Acquires a lock, keeps it for a while or until it is lost, and releases it. Returns its token,
+/// the time of the grant, and the last time at which the guard said that it holds.
 async fn hold<K: rlock_client::Kind>(lock: Lock<K>, random: &mut StdRng, sent_us: u64) -> Option<(u64, u64, u64)> {
     let guard: Guard<K> = lock.lease(LEASE).acquire_timeout(WAIT).await.ok()?;
     let (granted_us, token) = (now_us(), guard.token());
     let gives_up_us = granted_us + 1000 * random.random_range(0..=LONGEST_HOLD_MS);
     let mut held_us = sent_us;
     loop {
-        // If the process stands still between the two, the guard is asked later than it is noted: what it says was so then, too.
+        // If the process is stopped between the two, the guard answers later than the recorded
+        // time. If it holds then, it held at the recorded time too.
         let asked_us = now_us();
         if !guard.is_held() {
             break;
@@ -267,7 +274,7 @@ async fn hold<K: rlock_client::Kind>(lock: Lock<K>, random: &mut StdRng, sent_us
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(0..=ASKS_EVERY_MS))).await;
     }
-    // It may be lost.
+    // The lock may be lost.
     let _ = guard.release().await;
     Some((token, granted_us, held_us))
 }
@@ -277,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_client_believed_in_is_its_lease() {
+    fn lease_of_an_operation_is_the_time_of_the_belief() {
         let seen = Seen { key: 3, owner: 7, token: 9, sent_us: 10_000, answered_us: 12_000, held_us: 35_000 };
         assert_eq!(Seen::read(&seen.write()).expect("a line"), seen);
         let one = seen.operation();
@@ -293,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_come_back() {
+    fn keys_survive_writing_and_reading() {
         let key = |name: &str, kind| Key { name: name.into(), kind, permits: 1 };
         let text = Target::of(4, &key("fair:0", Kind::Fair)).expect("a key for them");
         let target = Target::read(&text).expect("a key");
