@@ -1,4 +1,4 @@
-//! Who believed to hold what, and when. The clock is that of the machine: all workers share it.
+//! The beliefs of the workers, on the clock of the machine, which all workers share.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ pub struct Overlap {
     began: Instant,
 }
 
-/// Each pair of workers that believed at the same time to hold one lock. `began` is the moment from which the times of a report count.
+/// Returns each pair of workers that believed at the same time to hold one lock. A report counts
+/// its times from `began`.
 pub fn overlaps(beliefs: &[Belief], began: Instant) -> Vec<Overlap> {
     let mut sorted = beliefs.to_vec();
     sorted.sort_by_key(|belief| (belief.key, belief.from));
@@ -35,14 +36,15 @@ pub fn overlaps(beliefs: &[Belief], began: Instant) -> Vec<Overlap> {
     overlaps
 }
 
-/// The longest time from one grant to the next.
+/// Returns the longest time from one grant to the next.
 pub fn longest_gap(beliefs: &[Belief]) -> Duration {
     let mut grants: Vec<Instant> = beliefs.iter().map(|belief| belief.from).collect();
     grants.sort();
     grants.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
 }
 
-/// How many holds from before a moment were believed in for longer than their lease after it: their workers have renewed them since.
+/// Returns the number of holds that began before `at` and were believed for longer than the longest
+/// lease after it, so their workers have renewed them since.
 pub fn kept(beliefs: &[Belief], at: Instant) -> usize {
     beliefs.iter().filter(|belief| belief.from < at && belief.until > at + LONG_LEASE).count()
 }
@@ -59,7 +61,7 @@ impl fmt::Display for Overlap {
 }
 
 #[test]
-fn an_overlap_is_seen_between_two_workers_on_one_key() {
+fn overlap_of_two_workers_on_one_key_is_found() {
     let began = Instant::now();
     let at = |ms| began + Duration::from_millis(ms);
     let belief = |key, worker, from, until| Belief { key, worker, token: 1, from: at(from), until: at(until) };

@@ -1,4 +1,4 @@
-//! What befalls a master that grants locks, each row of the record.
+//! The faults of a master that grants locks: one for each row of the record.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -13,38 +13,44 @@ use crate::support::{Reply, eventually};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A single server without any file is killed, and started again.
+    /// A single server without a file is killed and restarted.
     Restart,
-    /// The same with an append-only file. Every second time its last second is lost, as with the power.
+    /// A single server with an append-only file is killed and restarted. Every second time the last
+    /// second of the file is lost, as in a power failure.
     RestartWithFile,
-    /// The master is killed and replaced by hand, and comes back as a replica.
+    /// The master is killed, a replica is promoted with REPLICAOF, and the old master restarts as a
+    /// replica.
     Kill,
-    /// The same by Sentinels. Every second time it comes back as a master, until they find it.
+    /// The master is killed, and Sentinels promote a replica. Every second time the old master
+    /// restarts as a master, until the Sentinels demote it.
     Sentinel,
-    /// A replica is promoted while the master lives on with the other one.
+    /// A replica is promoted while the master stays alive with the other one.
     SplitBrain,
-    /// The master stands still for as long as a failover takes, or longer, and goes on with requests in its sockets.
+    /// The master is stopped for a failover or longer, and then executes the requests in its
+    /// sockets.
     Stop,
-    /// A replica of a cluster takes over with the votes of other masters. Every second time the old master stands still meanwhile.
+    /// A replica of a cluster takes over with the votes of other masters. Every second time the old
+    /// master is stopped meanwhile.
     Force,
-    /// The same without votes.
+    /// A replica of a cluster takes over without votes.
     Takeover,
-    /// The replica that is promoted was cut off for a minute.
+    /// The promoted replica was cut off for a minute.
     LateReplica,
-    /// Two replicas are promoted, one after the other within one quarantine, while the master lives.
+    /// Two replicas are promoted, one after the other within one quarantine, while the master stays
+    /// alive.
     Twice,
     /// A split brain in which the wall clock of the old master steps by an hour.
     ClockSteps,
     /// Kills and split brains of servers whose clocks differ by 500 ms and 1 s.
     ClocksDiffer,
-    /// One replica follows the other, and either is promoted while the master lives.
+    /// One replica follows the other, and either is promoted while the master stays alive.
     Chained,
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Fault {
-    /// As the record calls it.
+    /// The name in the record.
     pub fn name(self) -> &'static str {
         match self {
             Self::Restart => "kill -9 and restart, no file",
@@ -77,7 +83,8 @@ impl Fault {
 }
 
 impl Fleet {
-    /// Lets a fault happen for the n-th time, and puts the new master first. `cut_off` is how long a late replica is cut off.
+    /// Causes a fault for the n-th time, and puts the new master first. `cut_off` is how long a
+    /// late replica is cut off.
     pub fn suffer(&mut self, fault: Fault, n: usize, cut_off: Duration, random: &mut StdRng) {
         let is_odd = !n.is_multiple_of(2);
         let mut pause = |range: std::ops::Range<u64>| thread::sleep(Duration::from_millis(random.random_range(range)));
@@ -123,7 +130,7 @@ impl Fleet {
                 self.servers.rotate_left(1);
             }
             Fault::LateReplica => {
-                // Nobody listens there.
+                // No server listens on that port.
                 self.tell(1, "REPLICAOF 127.0.0.1 1");
                 thread::sleep(cut_off);
                 self.replace_killed();
@@ -176,7 +183,7 @@ impl Fleet {
         }
     }
 
-    /// The master is killed, the first replica takes its place, and all others follow.
+    /// Kills the master, promotes the first replica, and lets all others follow it.
     fn replace_killed(&mut self) {
         self.kill(0);
         self.promote(1);
@@ -186,7 +193,8 @@ impl Fleet {
         self.servers.swap(0, 1);
     }
 
-    /// The first replica is promoted while the master lives on, for a while with the other replica, then alone.
+    /// Promotes the first replica while the master stays alive, for a while with the other replica,
+    /// then alone.
     fn split(&mut self, pause: &mut impl FnMut(std::ops::Range<u64>)) {
         self.promote(1);
         pause(0..2000);
@@ -212,7 +220,7 @@ impl Fleet {
         self.servers.swap(0, next);
     }
 
-    /// A replica of a cluster becomes the master. A vote may be lost, so the command is repeated.
+    /// Makes a replica of a cluster the master. A vote may be lost, so the command is repeated.
     fn take_over(&mut self, number: usize, how: &str) {
         let mut is_told = 0;
         self.tell(number, format!("CLUSTER FAILOVER {how}"));
@@ -226,7 +234,7 @@ impl Fleet {
         });
     }
 
-    /// The part of the append-only file that grows.
+    /// Returns the incremental part of the append-only file.
     fn append_only_file(&self) -> PathBuf {
         let folder = self.servers[0].folder().join("appendonlydir");
         let files = fs::read_dir(folder).expect("a folder of the append-only file");

@@ -1,4 +1,4 @@
-//! The servers that faults befall: a master with the replicas that may take its place.
+//! The servers of a fault: a master with the replicas that may take its place.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -8,25 +8,26 @@ use super::faults::Fault;
 use super::workers::LONG_LEASE;
 use crate::support::{Command, Sentinels, Server, WallClock, eventually, free_port};
 
-/// A quarantine lasts for seconds, and Sentinels need tens of them.
+/// Enough for a quarantine, which lasts for seconds, and for Sentinels, which need tens of seconds.
 pub const SOON: Duration = Duration::from_secs(120);
 
 /// The settings of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settings {
-    /// Those of docs/operations.md, with a lease of [`LONG_LEASE`].
+    /// The settings in docs/operations.md, with a longest lease of [`LONG_LEASE`].
     Safe,
-    /// The defaults, with the same longest lease: `rlock.quarantine-after empty`, and no replica needed.
+    /// The defaults, with the same longest lease: `rlock.quarantine-after empty`, and no replica
+    /// needed.
     Default,
 }
 
 #[derive(Default)]
 pub struct Fleet {
-    /// The master first.
+    /// All servers, the master first.
     pub servers: Vec<Server>,
-    /// In a cluster: masters of other slots, which vote.
+    /// The masters of other slots in a cluster, which vote.
     voters: Vec<Server>,
-    /// By the port of the server that lives by it, if any do.
+    /// The clocks of servers with their own clock, by port.
     pub clocks: BTreeMap<u16, WallClock>,
     pub sentinels: Option<Sentinels>,
     /// The faults and commands so far, for the report of an overlap.
@@ -34,7 +35,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Servers for a fault, which grant.
+    /// Starts the servers for a fault, and waits until they grant.
     pub fn of(fault: Fault, settings: Settings) -> Self {
         let lines = lines(fault, settings);
         let mut fleet = Self::default();
@@ -76,7 +77,7 @@ impl Fleet {
         self.servers.iter().map(Server::port).collect()
     }
 
-    /// Gives one server a command.
+    /// Sends a command to one server.
     pub fn tell(&mut self, number: usize, command: impl Into<String>) {
         let (server, command) = (&self.servers[number], command.into());
         self.diary.push((Instant::now(), format!("{command} at port {}", server.port())));
@@ -102,7 +103,7 @@ impl Fleet {
         self.servers[number].restart_in_place(&[]);
     }
 
-    /// Stops the master while something happens.
+    /// Runs something while the master is stopped.
     pub fn while_master_is_stopped(&mut self, happenings: impl FnOnce(&mut Self)) {
         let master = self.servers.remove(0);
         self.diary.push((Instant::now(), format!("SIGSTOP of port {}", master.port())));
@@ -111,7 +112,8 @@ impl Fleet {
         self.servers.insert(0, master);
     }
 
-    /// Waits until the first server grants, and all others follow it or each other. Sentinels may have chosen another master once more.
+    /// Waits until the first server grants, and all others follow it or each other. Sentinels may
+    /// have promoted yet another master.
     pub fn settle(&mut self) {
         eventually(SOON, || {
             let chosen = self.sentinels.as_ref().and_then(Sentinels::primary);
@@ -126,7 +128,7 @@ impl Fleet {
         }
     }
 
-    /// Makes the servers a cluster: nearly all slots are at the first one, and one at each voter.
+    /// Makes the servers a cluster. The first one has nearly all slots, and each voter has one.
     fn join(&mut self) {
         let nodes: Vec<&Server> = self.servers.iter().chain(&self.voters).collect();
         let masters = [nodes[0], nodes[3], nodes[4]];
@@ -156,23 +158,24 @@ impl Fleet {
     }
 }
 
-/// Whether INFO has lines. A server that is being promoted closes its connections.
+/// Whether INFO has these lines. A server that is being promoted closes its connections, so it may
+/// have none.
 fn says(server: &Server, lines: &[&str]) -> bool {
     let asked = server.try_client().and_then(|mut client| client.try_call("INFO everything"));
     let text = asked.map(|reply| reply.text()).unwrap_or_default();
     let is_said = lines.iter().all(|line| text.lines().any(|there| there == *line));
     if !is_said {
-        // Only a pause between two looks. A quarantine is long, and the machine has other work.
+        // Only a pause between two attempts. A quarantine is long, and the machine has other load.
         thread::sleep(Duration::from_millis(50));
     }
     is_said
 }
 
 fn cluster_node(lines: &[&str]) -> Server {
-    // By default it would be 10000 above the server's port, which may be no port at all.
+    // The default is 10000 above the server's port, which may be above the highest port.
     let bus = format!("cluster-port {}", free_port());
-    // The nodes do not replace a master by themselves: that is what the faults do. A long timeout would let Redis 7.0 count the votes of a
-    // replica's last election again.
+    // Only the faults replace a master, and not the nodes. With a long timeout Redis 7.0 counts the
+    // votes of a replica's previous election again.
     let cluster = [
         "cluster-enabled yes",
         "cluster-replica-no-failover yes",
@@ -183,7 +186,7 @@ fn cluster_node(lines: &[&str]) -> Server {
     Server::with(&[&cluster[..], lines].concat())
 }
 
-/// The lines of a server's configuration.
+/// Returns the lines of a server's configuration.
 pub fn lines(fault: Fault, settings: Settings) -> Vec<&'static str> {
     assert_eq!(LONG_LEASE, Duration::from_millis(8000));
     let lease = "rlock.max-lease-ms 8000";

@@ -1,8 +1,10 @@
-//! Masters die, are stopped, cut off and superseded while workers take locks. With the settings of docs/operations.md no two workers believe
-//! at the same time that they hold one lock. Without them some do, which shows that the check sees it.
+//! Masters are killed, stopped, cut off and replaced while workers acquire locks. With the settings
+//! in docs/operations.md no two workers believe at the same time that they hold one lock. Without
+//! the settings some do, which shows that the check detects it.
 //!
-//! Each fault is a test, which lets it happen once. `make test-failover` lets each happen on each server, ten times and more, with and
-//! without the settings, and adds the result to the table of docs/internals/failovers.md.
+//! Each fault is a test, which causes it once. `make test-failover` causes each fault on each
+//! server ten times or more, with and without the settings, and adds the results to the table in
+//! docs/internals/failovers.md.
 
 mod beliefs;
 mod faults;
@@ -26,23 +28,23 @@ use self::record::{Outcome, Record};
 use self::workers::Load;
 use crate::support::{eventually, seed};
 
-/// How much to do.
+/// The length of a run.
 #[derive(Clone, Copy)]
 struct Length {
     faults: usize,
-    /// For each fault: before, in and after it.
+    /// The acquisitions before, during and after each fault.
     acquisitions: usize,
-    /// For how long a replica is cut off that is promoted then.
+    /// How long a late replica is cut off before it is promoted.
     cut_off: Duration,
 }
 
 const SHORT: Length = Length { faults: 1, acquisitions: 60, cut_off: Duration::from_secs(3) };
-/// An interrupted run loses this much at most.
+/// An interrupted run loses the faults of one such length at most.
 const LONG: Length = Length { faults: 6, acquisitions: 340, cut_off: Duration::from_secs(60) };
-/// Of these some have to come after a fault.
+/// The number of acquisitions that must come before and after a fault.
 const AFTERWARDS: usize = 30;
 
-/// Lets a fault happen under load. Returns the result, and a report if workers overlapped.
+/// Causes a fault under load. Returns the outcome, and a report if workers overlapped.
 fn run(fault: Fault, settings: Settings, length: Length) -> (Outcome, Vec<String>) {
     let mut fleet = Fleet::of(fault, settings);
     let load = Load::new(fleet.ports());
@@ -77,7 +79,7 @@ fn run(fault: Fault, settings: Settings, length: Length) -> (Outcome, Vec<String
     (outcome, report)
 }
 
-/// Keeps the report where it is found, and fails.
+/// Fails if there is a report, and writes it to a file.
 #[track_caller]
 fn assert_no_overlap(name: &str, report: &[String]) {
     let text = report.join("\n");
@@ -123,7 +125,7 @@ no_two_workers_believe_after! {
     no_two_workers_believe_after_a_kill: Kill,
     no_two_workers_believe_after_a_failover_by_sentinel: Sentinel,
     no_two_workers_believe_while_the_old_master_lives: SplitBrain,
-    no_two_workers_believe_when_the_old_master_goes_on: Stop,
+    no_two_workers_believe_when_the_old_master_continues: Stop,
     no_two_workers_believe_after_a_forced_failover: Force,
     no_two_workers_believe_after_a_takeover: Takeover,
     no_two_workers_believe_after_a_late_replica_takes_over: LateReplica,
@@ -136,5 +138,5 @@ no_two_workers_believe_after! {
 #[test]
 fn without_the_settings_two_workers_believe_at_the_same_time() {
     let (outcome, _) = run(Fault::SplitBrain, Settings::Default, SHORT);
-    assert!(outcome.overlaps > 0, "the check sees it");
+    assert!(outcome.overlaps > 0, "the check did not detect an overlap");
 }

@@ -1,6 +1,7 @@
-//! The table that `make test-failover` writes: the results of each fault on each server, of all runs together.
+//! The table that `make test-failover` writes: the total results of all runs, by fault and server.
 //!
-//! A run adds to the table, and stops when each row has enough faults. So an interrupted run continues when it is started again.
+//! A run adds to the table, and ends when each row has enough faults. So an interrupted run
+//! continues when it is started again.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -16,9 +17,9 @@ use crate::support::{Server, version_of};
 
 /// The page with the table.
 const PAGE: &str = "RLOCK_FAILOVER_RECORD";
-/// How many faults each row is to have.
+/// The number of faults that each row needs.
 const FAULTS: &str = "RLOCK_FAILOVER_FAULTS";
-/// The same without the settings.
+/// The number of faults that each row needs without the settings.
 const FAULTS_WITHOUT: usize = 4;
 
 const BEGIN: &str = "<!-- written by `make test-failover`: begin -->";
@@ -26,14 +27,15 @@ const END: &str = "<!-- written by `make test-failover`: end -->";
 const HEAD: &str = "| fault | server | faults | acquisitions | overlaps | longest time without a grant, s | holds kept over a fault | faults without the settings | overlaps |\n\
      |---|---|---:|---:|---:|---:|---:|---:|---:|\n";
 
-/// The results of some faults.
+/// The results of a number of faults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
     pub faults: usize,
     pub acquisitions: usize,
     pub overlaps: usize,
     pub longest_gap: Duration,
-    /// Holds that were renewed over a fault, for longer than their lease after its beginning.
+    /// The number of holds that were renewed over a fault, for longer than the longest lease after
+    /// it began.
     pub kept: usize,
 }
 
@@ -49,7 +51,7 @@ pub struct Record {
     page: PathBuf,
     wanted: usize,
     server: String,
-    /// Which module is tried on which server: a line above the table.
+    /// The line above the table that names the server and its module.
     head: String,
 }
 
@@ -61,14 +63,14 @@ struct Page {
     after: String,
 }
 
-/// How a line above the table begins.
+/// The beginning of a line above the table.
 const HEAD_BEGINS: &str = "- ";
 
-/// The tests of the rows run at the same time.
+/// Serializes writes: the tests of the rows run at the same time.
 static LOCK: Mutex<()> = Mutex::new(());
 
 impl Record {
-    /// The record, if this is a run that writes one.
+    /// Returns the record if this run writes one.
     pub fn asked_for() -> Option<Self> {
         static NAMES: LazyLock<[String; 2]> = LazyLock::new(|| {
             let server = Server::start();
@@ -86,7 +88,7 @@ impl Record {
         Some(Self { page, wanted, server, head })
     }
 
-    /// How many faults a row lacks.
+    /// Returns how many faults a row still needs.
     pub fn lacks(&self, fault: Fault, settings: Settings) -> usize {
         let lines = self.read(&lock()).lines;
         let line = lines.iter().find(|line| self.is_about(line, fault));
@@ -141,11 +143,11 @@ fn lock() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The first cell of a line with the sums of a server.
+/// The first cell of a line with the sums for a server.
 const ALL: &str = "all";
 
 impl Line {
-    /// `None` if it is not about one fault.
+    /// `None` if the line is not about one fault.
     fn read(line: &str) -> Option<Self> {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let ["", fault, server, faults, acquisitions, overlaps, gap, kept, faults_without, overlaps_without, ""] =
@@ -179,7 +181,7 @@ impl Line {
     }
 }
 
-/// All lines, which are sorted by server, and the sum of each server.
+/// Writes all lines, which are sorted by server, and the sums for each server.
 fn table(lines: &[Line]) -> String {
     let mut servers: Vec<&str> = lines.iter().map(|line| line.server.as_str()).collect();
     servers.dedup();

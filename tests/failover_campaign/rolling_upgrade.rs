@@ -1,4 +1,5 @@
-//! An upgrade from the commit before the settings for failovers, as docs/operations.md tells it: replicas first, under load.
+//! An upgrade from the commit before the settings for failovers, under load, as docs/operations.md
+//! describes it: replicas first.
 
 use std::env;
 use std::path::Path;
@@ -12,10 +13,10 @@ use super::fleet::{Fleet, SOON, Settings, lines};
 use super::workers::{LONG_LEASE, Load};
 use crate::support::{Client, Reply, Server, eventually, module_path};
 
-/// The module of that commit. `make test-failover` builds it.
+/// The path of the module of that commit. `make test-failover` builds it.
 const BEFORE: &str = "RLOCK_MODULE_BEFORE";
 
-/// Three servers with the module of before, and without the settings.
+/// Starts three servers with the old module, without the settings.
 fn old_fleet(module: &Path) -> Fleet {
     let load = format!("loadmodule {}", module.display());
     let mut fleet = Fleet::default();
@@ -42,12 +43,12 @@ fn upgrade(fleet: &mut Fleet, number: usize, master: usize) {
     fleet.servers[number].catch_up_with(&fleet.servers[master]);
 }
 
-/// Renews until the master takes it, or fails when the hold must have ended.
+/// Repeats a RENEW until a master accepts it. Fails if the hold must have expired before that.
 #[track_caller]
 fn renew(client: &mut Client, renewed: &mut Instant) {
     let sent = Instant::now();
     eventually(LONG_LEASE, || matches!(client.call("RLOCK.RENEW kept owner"), Reply::Int(_)));
-    assert!(renewed.elapsed() < LONG_LEASE, "the hold was kept by its lease");
+    assert!(renewed.elapsed() < LONG_LEASE, "the hold may have expired");
     *renewed = sent;
 }
 
@@ -69,7 +70,7 @@ fn a_rolling_upgrade_under_load_loses_no_hold_and_gives_none_twice() {
         for replica in [1, 2] {
             upgrade(&mut fleet, replica, 0);
             renew(&mut client, &mut renewed);
-            // Only a pause between two of them.
+            // Only a pause between two renewals.
             thread::sleep(LONG_LEASE / 80);
         }
 

@@ -1,11 +1,14 @@
-//! Workers that take locks from any server that grants them, and note what they believe.
+//! Workers that acquire locks from any server that grants them, and record their beliefs.
 //!
-//! A worker believes as docs/guarantees.md says: from the answer to an ACQUIRE without a wait, or after a wait from the answer to a
-//! RENEW, until its own clock before it sent the last answered one plus the lease, or until it sends RELEASE. If it loses a connection, a
-//! hold with SESSION counts for its grace only. A RENEW whose answer comes after that end prolongs nothing.
+//! docs/guarantees.md defines a belief. It begins with the answer to an ACQUIRE without a wait, or,
+//! after a wait, with the answer to a RENEW. It ends one lease after the last answered request was
+//! sent, by the worker's own clock, or when the worker sends RELEASE. If the worker loses its
+//! connection, a hold with SESSION lasts for its grace only. A RENEW whose answer arrives after the
+//! end does not extend the belief.
 //!
-//! Most workers hold for milliseconds, with a short lease. Some hold for seconds, and go over to another server now and then: so they carry a
-//! hold over a failover, or leave it to its lease at the old master. A request that is not answered is sent again with its `REQ`, to another server.
+//! Most workers hold for milliseconds, with a short lease. Some hold for seconds, and switch to
+//! another server now and then. So they keep a hold over a failover, or let it expire at the old
+//! master. A request without an answer is sent again with its `REQ`, to another server.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,12 +24,13 @@ use super::beliefs::Belief;
 use crate::support::{Client, Reply, seed};
 
 const WORKERS: usize = 12;
-/// Those that hold for seconds.
+/// The number of workers that hold for seconds.
 const KEEPERS: usize = 3;
 
-/// The lease of most. Long enough for a busy machine, and short enough for hundreds of holds between two failovers.
+/// The lease of most workers. Long enough for a busy machine, and short enough for hundreds of
+/// holds between two failovers.
 const SHORT_LEASE: Duration = Duration::from_millis(500);
-/// Some leases end while a former master may still grant.
+/// A lease that ends while a former master may still grant.
 const MIDDLE_LEASE: Duration = Duration::from_millis(1500);
 /// The longest lease that the servers allow: it outlives a failover.
 pub const LONG_LEASE: Duration = Duration::from_millis(8000);
@@ -35,17 +39,17 @@ const GRACE: Duration = Duration::from_millis(400);
 const SHORT_KEYS: usize = 8;
 const LONG_KEYS: usize = KEEPERS;
 
-/// An answer that comes later is of no use.
+/// How long a worker waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 const CONNECTS_WITHIN: Duration = Duration::from_millis(300);
-/// How long a request that is not answered is sent again.
+/// How long a worker repeats a request without an answer.
 const REPEATED_FOR: Duration = Duration::from_secs(3);
-/// After a refusal: only a pause between attempts at servers that grant nothing.
+/// The pause after a refusal, between attempts at servers that grant nothing.
 const AFTER_REFUSAL: Duration = Duration::from_millis(100);
 
-/// What all workers share.
+/// The state that all workers share.
 pub struct Load {
-    /// Where the servers listen.
+    /// The ports of the servers.
     ports: Vec<u16>,
     beliefs: Mutex<Vec<Belief>>,
     is_over: AtomicBool,
@@ -56,7 +60,7 @@ impl Load {
         Self { ports, beliefs: Mutex::default(), is_over: AtomicBool::new(false) }
     }
 
-    /// Lets all workers work until what is returned is dropped, also when the test fails.
+    /// Runs all workers until the returned value is dropped, even if the test fails.
     #[must_use]
     pub fn begin<'s>(&'s self, scope: &'s thread::Scope<'s, '_>) -> End<'s> {
         let seed = seed();
@@ -81,7 +85,7 @@ impl Load {
     }
 }
 
-/// The end of the work.
+/// Ends the work when it is dropped.
 pub struct End<'l>(&'l Load);
 
 impl Drop for End<'_> {
@@ -94,33 +98,35 @@ struct Worker<'l> {
     load: &'l Load,
     number: usize,
     random: StdRng,
-    /// The server that it asks first. It stays with one that grants, as a client does that has not heard of a failover.
+    /// The server that it asks first. It stays with a server that grants, like a client that does
+    /// not know of a failover.
     port: u16,
     connections: BTreeMap<u16, Client>,
-    /// How many requests it has numbered.
+    /// The id of its last request.
     requests: u64,
 }
 
 /// A hold that a worker wants.
 struct Want {
     key: usize,
-    /// The command without its verb, the key and the owner.
+    /// The first part of the command's name, before the dot.
     family: &'static str,
     lease: Duration,
-    /// With SESSION.
+    /// The grace of a hold with SESSION.
     grace: Option<Duration>,
     waits: bool,
     /// The number of RENEWs, and the longest pause before each, in milliseconds.
     renewals: u32,
     pause_ms: u64,
-    /// It goes on at any server, not only at the one that granted.
+    /// Whether it renews at any server, and not only at the one that granted.
     roams: bool,
 }
 
 impl Want {
     fn choose(number: usize, random: &mut StdRng) -> Self {
         let keeps = number < KEEPERS;
-        // The others ask for long holds as well, now and then: so it shows if one is given away.
+        // The other workers sometimes request the locks with long holds too, so a wrong grant of
+        // one shows.
         let is_long = keeps || random.random_bool(0.1);
         let key =
             if is_long { random.random_range(0..LONG_KEYS) } else { LONG_KEYS + random.random_range(0..SHORT_KEYS) };
@@ -148,7 +154,8 @@ impl Want {
         }
     }
 
-    /// A lock's name. In a cluster all are in one slot.
+    /// Returns the beginning of a command: its name, the key and the owner. In a cluster all keys
+    /// are in one slot.
     fn command(&self, verb: &str, worker: usize) -> String {
         format!("{}.{verb} {{load}}-{} worker-{worker}", self.family, self.key)
     }
@@ -157,12 +164,12 @@ impl Want {
         format!("{} PX {} TOKEN {token}", self.command("RENEW", worker), self.lease.as_millis())
     }
 
-    /// Until when it believes that sent the last answered request then.
+    /// Returns when the belief ends if the last answered request was sent at `sent`.
     fn end(&self, sent: Instant) -> Instant {
         sent + self.lease
     }
 
-    /// The same once a connection is lost.
+    /// Returns when the belief ends after the connection is lost.
     fn end_without_connection(&self, sent: Instant) -> Instant {
         sent + self.grace.map_or(self.lease, |grace| grace.min(self.lease))
     }
@@ -171,7 +178,7 @@ impl Want {
 /// The answer of one server.
 enum Answer {
     Is(Reply),
-    /// There is no such server now, or it does not answer: the connection is gone.
+    /// The server is down or does not answer: the connection is lost.
     None,
 }
 
@@ -183,7 +190,7 @@ impl Worker<'_> {
             if let Some((token, sent)) = self.acquire(&want) {
                 self.hold(&want, token, sent);
             }
-            // It loses interest in a server now and then.
+            // It switches to another server now and then.
             if self.random.random_bool(0.02) {
                 self.move_on();
             }
@@ -210,7 +217,7 @@ impl Worker<'_> {
         Answer::Is(reply)
     }
 
-    /// The token, and when the last answered request was sent.
+    /// Returns the token, and when the last answered request was sent.
     fn acquire(&mut self, want: &Want) -> Option<(i64, Instant)> {
         self.requests += 1;
         let wait = if want.waits { "BLOCK 300" } else { "" };
@@ -238,7 +245,7 @@ impl Worker<'_> {
         None
     }
 
-    /// After a wait it is the answer to a RENEW that counts.
+    /// After a wait, the belief begins with the answer to a RENEW.
     fn confirm(&mut self, want: &Want, token: i64) -> Option<(i64, Instant)> {
         let sent = Instant::now();
         let renew = want.renew(self.number, token);
@@ -252,14 +259,14 @@ impl Worker<'_> {
         }
         let mut last = sent;
         for _ in 0..want.renewals {
-            // The work.
+            // Stands for the work under the lock.
             thread::sleep(Duration::from_millis(self.random.random_range(0..=want.pause_ms)));
             if Instant::now() >= until || self.load.is_over() {
                 break;
             }
             self.renew(want, token, &mut last, &mut until);
         }
-        // Some leave it to its lease.
+        // Some workers let the lease expire.
         let releases = self.random.random_bool(0.97);
         if releases {
             until = until.min(Instant::now());
@@ -276,7 +283,8 @@ impl Worker<'_> {
         }
     }
 
-    /// Asks one server or another for a longer hold. `last` is when the last answered request was sent, `until` the end of the belief.
+    /// Sends RENEW to one server or another. `last` is when the last answered request was sent,
+    /// `until` the end of the belief.
     fn renew(&mut self, want: &Want, token: i64, last: &mut Instant, until: &mut Instant) {
         let renew = want.renew(self.number, token);
         if want.roams && self.random.random_bool(0.1) {
