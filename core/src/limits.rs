@@ -1,4 +1,4 @@
-//! What the server allows: numbers that its configuration sets, and whether it may grant now.
+//! The server's limits: numbers from its configuration, and whether it may grant now.
 
 use crate::event::Phase;
 use crate::request::Refusal;

@@ -22,7 +22,7 @@ pub enum Answer {
     TimedOut,
     /// A newer request of the same owner waits for a key of this one, or has taken its place.
     Superseded,
-    /// The same request was sent again for the same channel, and is answered instead: nothing to
+    /// The same request was sent again for the same channel, and gets the answer instead: nothing to
     /// publish.
     Continued,
     /// CANCEL ended it.

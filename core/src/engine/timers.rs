@@ -78,8 +78,8 @@ impl Engine {
         Timer::ALL.into_iter().filter_map(|timer| self.due_us(timer)).min()
     }
 
-    /// Whether a replica has work too: what is left over from its time as a master, and what it was
-    /// sent since. The rest waits for a promotion.
+    /// Whether a replica has work now: leftovers from its time as a master, and work from the data
+    /// that it has received since. All other work waits for a promotion.
     pub(super) fn has_work_on_replica(&self) -> bool {
         Timer::ON_REPLICA.into_iter().any(|timer| self.due_us(timer).is_some())
     }
@@ -245,7 +245,7 @@ impl Engine {
         if self.drop_bindings() { TimerStep::Done } else { TimerStep::Nothing }
     }
 
-    /// Frees some memory of dropped bindings. `false` if there is none, or the budget of this turn
+    /// Frees some memory of dropped bindings. `false` if no bindings are left, or the budget of this turn
     /// is used up.
     pub(super) fn drop_bindings(&mut self) -> bool {
         let is_to_do = self.sessions.has_stale() && self.budget.take_parts();

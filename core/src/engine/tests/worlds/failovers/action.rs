@@ -21,9 +21,9 @@ pub(super) enum Ask {
     Renew(Mode),
     /// RELEASE.
     Release(Mode),
-    /// The connection closes on which a request waits, or was granted in the last turn.
+    /// Closes the connection on which a request waits, or was granted in the last turn.
     Leave,
-    /// The connection closes that the owner's holds are bound to.
+    /// Closes the connection that the owner's holds are bound to.
     Close,
 }
 
@@ -32,18 +32,18 @@ pub(super) enum Ask {
 pub(super) enum Action {
     /// Time passes. Servers do nothing meanwhile: all of them are as if stopped.
     Pass(u64),
-    /// A master reads the acknowledgements in its sockets, makes its regular tick, writes a ping and
-    /// runs its timer.
+    /// A master reads the acknowledgements in its sockets, makes its regular tick, writes a ping
+    /// and runs its timer.
     Tick(usize),
-    /// The same. Between the two readings of the tick it writes a ping, its replicas receive all, the
-    /// second server is promoted and followed, and one tick of time passes.
+    /// A tick as in the step above. Between its two readings it writes a ping, its replicas receive
+    /// all, the second server is promoted and followed, and one tick of time passes.
     SlowTick(usize),
-    /// A replica receives all of its master's stream, and acknowledges it. The master reads that when
-    /// it ticks next.
+    /// A replica receives all of its master's stream, and acknowledges it. The master reads that
+    /// when it ticks next.
     Receive(usize),
     /// A master ticks, its replicas receive all, and it ticks again: now they follow it.
     Follow(usize),
-    /// A replica becomes a master. It lacks what it has not received.
+    /// A replica becomes a master. It lacks the effects that it has not received.
     Promote(usize),
     /// A server becomes a replica of a master that was promoted later than any that it knows.
     Attach(usize, usize),

@@ -1,17 +1,18 @@
 //! What owners believe, as docs/guarantees.md defines it. This is the oracle: it knows the
 //! requests of owners and their answers, and nothing of the servers.
 //!
-//! An owner believes from the answer to an ACQUIRE that did not wait, or after a wait from the
-//! answer to a RENEW with the token of the grant. It believes until its own clock before it sent the
-//! last answered ACQUIRE or RENEW, plus the lease (with SESSION and its connection lost, plus the
-//! smaller of lease and grace), or until it sends RELEASE. A RENEW whose answer comes after the end
-//! prolongs nothing. Of a hold that an owner acquires again only the first ACQUIRE counts.
+//! A belief begins with the answer to an ACQUIRE that did not wait, or, after a wait, with the
+//! answer to a RENEW with the token of the grant. It ends one lease after the owner sent the last
+//! answered ACQUIRE or RENEW, by its own clock, or when the owner sends RELEASE. With SESSION and a
+//! lost connection, it ends after the smaller of lease and grace. A RENEW whose answer arrives
+//! after the end does not extend the belief. If an owner acquires a hold again, only the first
+//! ACQUIRE counts.
 
 use std::vec::Vec;
 
 use crate::kind::Mode;
 
-/// What one owner knows of one hold.
+/// The knowledge of one owner about one hold.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) key: usize,
@@ -22,7 +23,7 @@ pub(super) struct Claim {
     /// When the last answered request was sent; `None` if the owner has not believed yet, since it
     /// was granted after a wait.
     sent: Option<u64>,
-    /// For how long it believes from then on.
+    /// How long the owner believes after that.
     lasts: u64,
 }
 
@@ -36,7 +37,7 @@ impl Claim {
         self.sent
     }
 
-    /// A grant after a wait whose owner has not heard anything since.
+    /// A grant after a wait whose owner has received no answer since.
     pub(super) fn is_unclaimed(&self) -> bool {
         self.sent.is_none()
     }
@@ -92,7 +93,7 @@ impl Beliefs {
         self.0.retain(|claim| (claim.key, claim.mode) != (key, mode));
     }
 
-    /// The connection was lost of an owner that acquires with SESSION.
+    /// An owner that acquires with SESSION has lost its connection.
     pub(super) fn disconnected(&mut self, grace: u64) {
         for claim in &mut self.0 {
             claim.lasts = claim.lasts.min(grace);
@@ -100,7 +101,7 @@ impl Beliefs {
     }
 }
 
-/// Whether two owners believe at the same time what excludes each other.
+/// Whether two owners hold beliefs at the same time that exclude each other.
 pub(super) fn overlap(owners: &[Beliefs], permits: u32, now: u64) -> bool {
     let believed = |owner: &Beliefs| owner.0.iter().filter(|claim| claim.until() > now).cloned().collect::<Vec<_>>();
     let believed: Vec<Vec<Claim>> = owners.iter().map(believed).collect();

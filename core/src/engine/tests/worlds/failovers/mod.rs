@@ -3,15 +3,15 @@
 //!
 //! Each server is a real [`crate::Engine`] beside a real [`crate::Quarantine`] (`server.rs`). The
 //! effects of a master reach its replicas late, and a promoted replica lacks those that it has not
-//! received. A former master lives on with its requests, and takes notice of nothing until it runs.
-//! No request is late: an answer at once gives the longest belief. The oracle is `beliefs.rs`.
+//! received. A former master keeps its clients, and notices nothing until it runs. No request is
+//! late: an immediate answer gives the longest belief. The oracle is `beliefs.rs`.
 //!
-//! Time is discrete. The search is exhaustive: level by level, without walking on from a state that
-//! it has seen (`search.rs`). `FailOver`, `Follow` and `SlowTick` are short for several steps that
-//! mostly come together, and so bring the search deeper.
+//! Time is discrete. The search is exhaustive: level by level, without continuing from a state that
+//! it has seen (`search.rs`). `FailOver`, `Follow` and `SlowTick` stand for several steps that
+//! usually come together, so that the search gets deeper.
 //!
-//! Each rule is also tried in a wrong form (`fault.rs`). Then a search with the steps that matter to
-//! the rule finds two owners that believe. The same search with the right rules finds none.
+//! The search also runs with each rule made wrong (`fault.rs`), on the steps that matter to the
+//! rule. Then it finds two owners that believe. The same search with the right rules finds none.
 
 mod action;
 mod beliefs;
@@ -32,8 +32,8 @@ use crate::quarantine::{GrantRules, QuarantineAfter};
 /// The longest lease, and that of every request.
 const LEASE: u64 = 3;
 
-/// For how long a master may grant after its replicas followed. Shorter than a lease: otherwise no
-/// hold would be left to renew when RENEW works again.
+/// How long a master may grant after its replicas have followed it. Shorter than a lease: otherwise
+/// no hold would be left to renew when RENEW works again.
 const LAG: u64 = 2;
 
 /// `SESSION`.
@@ -51,7 +51,7 @@ struct Setup {
     has_sessions: bool,
     /// Owners believe after a wait without RENEW, from when the wait was sent.
     believes_after_wait: bool,
-    /// How far the wall clock of each server is ahead.
+    /// How far the wall clock of each server is ahead, in ticks.
     clocks_ahead: [u64; 4],
     /// The first steps of each path.
     begins_with: Vec<Action>,
@@ -89,7 +89,7 @@ impl Setup {
     }
 }
 
-/// How many states a search has at least.
+/// The least number of states of a search.
 const MIN_STATES: usize = 8_000;
 
 /// Searches a kind of world, in which no two owners may believe.
@@ -143,7 +143,7 @@ const fn ask(owner: u8, server: usize, ask: Ask) -> Action {
     Action::Ask(owner, server, 0, ask)
 }
 
-/// The same requests of both owners to some servers.
+/// The same requests from both owners to some servers.
 fn of_both(servers: &[usize], asks: &[Ask]) -> Vec<Action> {
     let each = servers.iter().flat_map(|server| [X, Y].map(|owner| (owner, *server)));
     each.flat_map(|(owner, server)| asks.iter().map(move |request| ask(owner, server, *request))).collect()
@@ -389,7 +389,8 @@ fn a_wrong_quarantine_leaves_two_owners() {
     ];
     let setup = Setup { are_owners_alike: false, ..Setup::new(&followed) };
     finds(Fault::NotBegunWhenFollowed, 8, &setup);
-    // The first successor is promoted again within its quarantine. Meanwhile another one was master.
+    // The first successor is promoted again within its quarantine. Meanwhile another one was
+    // master.
     let again = [
         Action::Pass(2),
         Action::Follow(P),

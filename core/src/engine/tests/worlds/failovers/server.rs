@@ -57,7 +57,7 @@ pub(super) struct Waiting {
 pub(super) struct Link {
     /// The offset that it has acknowledged; `None` if it never followed.
     pub(super) acknowledged: Option<u64>,
-    /// The same in the master's socket, not read yet.
+    /// The acknowledged offset in the master's socket, not read yet.
     pub(super) in_socket: Option<u64>,
 }
 
@@ -70,11 +70,11 @@ pub(super) struct Server {
     pub(super) follows: Option<usize>,
     /// Promotions are numbered; the number of the last master that it knows, or its own.
     pub(super) term: u64,
-    /// How much it has written or received.
+    /// The offset up to which it has written or received.
     pub(super) offset: u64,
-    /// What its master has written and this replica has not received.
+    /// The effects that its master has written and this replica has not received.
     pub(super) on_the_way: Vec<Sent>,
-    /// Its data is unrelated to the stream: it receives a copy of all.
+    /// Whether its data is unrelated to the stream, so it needs a full copy.
     pub(super) needs_copy: bool,
     /// Its replicas, by number. A lost connection counts until the next promotion: the
     /// master may not have noticed.
@@ -105,7 +105,7 @@ impl Server {
         self.follows.is_none()
     }
 
-    /// Reads what is in its sockets.
+    /// Reads the acknowledgements in its sockets.
     pub(super) fn read_acknowledgements(&mut self) {
         for link in &mut self.links {
             if let Some(offset) = link.in_socket.take() {

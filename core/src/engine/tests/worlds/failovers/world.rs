@@ -1,4 +1,4 @@
-//! Servers that replicate, owners that ask them, and time. One step at a time.
+//! Servers that replicate, owners that send requests, and time. One step at a time.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -39,8 +39,8 @@ static BARRED: BTreeSet<u64> = BTreeSet::new();
 pub(super) struct Shown {
     /// A replica was promoted that lacks effects of its master.
     pub(super) lost_suffix: bool,
-    /// Since the last promotion owners have believed by an answer of the former master, and by one of
-    /// the new master.
+    /// Since the last promotion, owners have gained beliefs by an answer of the former master, and
+    /// by one of the new master.
     pub(super) under_both: bool,
     /// A quarantine ended after a promotion.
     pub(super) ended: bool,
@@ -57,7 +57,7 @@ pub(super) struct World<'s> {
     owners: [Beliefs; 2],
     /// An owner has sent a request.
     has_begun: bool,
-    /// Some step has had an answer by which an owner believes, from a former and from a new master.
+    /// Whether some step gave an owner a belief by an answer of a former master, and of a new one.
     answered: [bool; 2],
     pub(super) shown: Shown,
 }
@@ -91,7 +91,7 @@ impl Readings for Plain<'_> {
     }
 }
 
-/// The same, with a failover between the first and the second reading.
+/// The two readings of a tick, with a failover between them.
 struct Between<'w, 's> {
     world: &'w mut World<'s>,
     server: usize,
@@ -191,12 +191,12 @@ impl<'s> World<'s> {
         self.servers.iter().map(|server| server.term).max().unwrap_or(0)
     }
 
-    /// Whether two owners believe what excludes each other.
+    /// Whether two owners hold beliefs that exclude each other.
     pub(super) fn overlaps(&self) -> bool {
         overlap(&self.owners, self.setup.permits, self.now)
     }
 
-    /// Takes a step. `false` if it is not possible now, and nothing was done.
+    /// Takes a step. Returns `false` and does nothing if it is not possible now.
     pub(super) fn act(&mut self, action: Action) -> bool {
         self.shown = Shown::default();
         match action {
@@ -229,12 +229,13 @@ impl<'s> World<'s> {
         self.servers[replica].follows == Some(master)
     }
 
-    /// The replicas of the first master are alike, so the second server is the first to be promoted.
+    /// The replicas of the first master are alike, so the second server is the first to be
+    /// promoted.
     fn may_promote(&self, server: usize) -> bool {
         self.servers[server].follows.is_some() && (server == 1 || self.newest_term() > 0)
     }
 
-    /// No server goes back to a master that it knows to be superseded.
+    /// No server follows a master again that it knows to be replaced.
     fn may_attach(&self, server: usize, master: usize) -> bool {
         server != master && self.is_master(master) && self.servers[master].term > self.servers[server].term
     }
@@ -251,7 +252,7 @@ impl<'s> World<'s> {
         replication
     }
 
-    /// Writes something to the stream that is no effect.
+    /// Writes something else than an effect to the stream.
     fn ping(&mut self, master: usize) {
         self.server(master).offset += 1;
     }
@@ -287,7 +288,7 @@ impl<'s> World<'s> {
         }
     }
 
-    /// A replica takes up a copy of its master's data.
+    /// A replica loads a copy of its master's data.
     fn copy(&mut self, replica: usize, master: usize) {
         let (from, to) = (self.now_of(master), self.now_of(replica));
         let mut values = Values::default();
@@ -560,7 +561,8 @@ impl<'s> World<'s> {
             let Some(at) = waiting.iter().position(|waiting| waiting.ticket == told.ticket) else { continue };
             let Waiting { owner, key, ask, sent, .. } = waiting[at];
             if let (Answer::Granted(token), Ask::Wait(mode, count)) = (&told.answer, ask) {
-                // It stays known until the next turn: its connection may close before.
+                // The waiter stays known until the next turn, because its connection may close
+                // before that.
                 let (now, owner) = (self.now, usize::from(owner));
                 if self.setup.believes_after_wait {
                     self.owners[owner].granted(key, mode, count, *token, LEASE, sent, now);
@@ -582,7 +584,7 @@ impl<'s> World<'s> {
 
     // Owners.
 
-    /// An owner believes by an answer of this server.
+    /// An owner gains a belief by an answer of this server.
     fn note_belief(&mut self, number: usize) {
         let newest = self.newest_term();
         self.answered[usize::from(self.servers[number].term == newest)] = true;
@@ -630,7 +632,7 @@ impl<'s> World<'s> {
         true
     }
 
-    /// The owner's live hold at a server, in whole.
+    /// The owner's live hold at a server.
     fn count_held(&self, owner: u8, number: usize, key: usize, mode: Mode) -> u32 {
         self.hold(owner, number, key, mode).map_or(1, |(_, count)| count)
     }
@@ -723,7 +725,7 @@ impl<'s> World<'s> {
         true
     }
 
-    /// The connection of a wait closes, or of a grant of the last turn.
+    /// Closes the connection of a wait, or of a grant of the last turn.
     fn leave(&mut self, owner: u8, number: usize) -> bool {
         let waiting = &mut self.server(number).waiting;
         let Some(at) = waiting.iter().position(|waiting| waiting.owner == owner) else { return false };
@@ -732,7 +734,7 @@ impl<'s> World<'s> {
         true
     }
 
-    /// The connection closes that an owner's holds are bound to.
+    /// Closes the connection that an owner's holds are bound to.
     fn close(&mut self, owner: u8, number: usize) -> bool {
         if self.owners[usize::from(owner)].claims().is_empty() {
             return false;
