@@ -1,4 +1,4 @@
-//! Acquiring: try, wait with a timeout, wait.
+//! Acquires locks: tries once, waits up to a timeout, or waits without a limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,23 +21,23 @@ use crate::subscriber::Letter;
 use crate::transport::Link;
 use crate::wire::{self, Answer, Ask, CLAIM, Family, Message, Subject};
 
-/// A message may be lost, so a waiter sends its request again after this time.
+/// How long a waiter waits before it sends its request again, in case the message was lost.
 const ASKS_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// How long a wait goes on for the server's own answer that its time has passed.
+/// How long after its timeout an acquisition still waits for the server's own answer.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// How long to wait for a lock that is not free.
+/// Whether, and until when, to wait for a lock that is held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wait {
     Not,
-    /// Until a moment, or without a limit.
+    /// Until this moment, or without a limit.
     Until(Option<Instant>),
 }
 
 impl Wait {
     pub(crate) fn within(timeout: Duration) -> Self {
-        // A timeout that no clock can count is none.
+        // A timeout too long for the clock means no limit.
         Self::Until(Instant::now().checked_add(timeout))
     }
 
@@ -45,13 +45,13 @@ impl Wait {
         matches!(self, Self::Until(_))
     }
 
-    /// What is left of it; `None` without a limit.
+    /// The time left to wait; `None` without a limit.
     fn left(self) -> Option<Duration> {
         let Self::Until(Some(until)) = self else { return None };
         Some(until.saturating_duration_since(Instant::now()))
     }
 
-    /// When the acquisition ends whatever the server and the network do.
+    /// When the acquisition ends even if no answer has come.
     pub(crate) fn limit(self, command_timeout: Duration) -> Option<Instant> {
         match self {
             Self::Not => Some(Instant::now() + command_timeout),
@@ -60,7 +60,7 @@ impl Wait {
     }
 }
 
-/// What is to be acquired.
+/// The keys, permits and options of an acquisition.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) family: Family,
@@ -74,7 +74,7 @@ impl Wanted {
         Self { family, keys: Arc::from([key.to_vec()]), permits: 1, options: Options::default() }
     }
 
-    /// What is wanted by an owner.
+    /// The same keys and permits, for one owner.
     pub(crate) fn by(&self, owner: Arc<[u8]>) -> Subject {
         Subject { family: self.family, keys: self.keys.clone(), owner, permits: self.permits }
     }
@@ -89,9 +89,9 @@ impl Wanted {
 }
 
 impl Core {
-    /// Acquires what is wanted; `None` if it is not free, and was not to be waited for.
+    /// Acquires a lock. `None` if it is not free and `wait` says not to wait.
     ///
-    /// Cancel safety: dropping it settles in the background what was asked for.
+    /// Cancel safety: dropping the future starts a cleanup of its request in the background.
     pub(crate) async fn acquire(self: &Arc<Self>, wanted: &Wanted, wait: Wait) -> Result<Option<Held>, Error> {
         wanted.check()?;
         let owner = wanted.options.owner.clone();
@@ -100,7 +100,7 @@ impl Core {
         self.acquire_by(subject, &wanted.options, is_named, wait).await
     }
 
-    /// Acquires in the name of an owner, of which others may know.
+    /// Acquires for the given owner. `is_named` is true if other requests may use the same owner.
     pub(crate) async fn acquire_by(
         self: &Arc<Self>,
         subject: Subject,
@@ -177,23 +177,24 @@ impl Core {
     }
 }
 
-/// What came of asking once.
+/// The outcome of one request.
 enum Step {
     Granted(Held),
     NotGranted,
-    /// The request is to be sent again: at once, or after a pause if the grant had expired.
+    /// Send the request again: at once, or after a pause if the grant had already expired.
     Again {
         pauses: bool,
     },
 }
 
-/// An acquisition on its way. What is open when it is dropped is settled.
+/// An acquisition in progress. Dropping it cleans up a request that is still open.
 struct Attempt {
     request: Arc<Request>,
     id: u64,
-    /// Whether the request may wait or hold on the server.
+    /// Whether the server may still have this request in a queue or as a hold.
     is_open: bool,
-    /// Whether a copy of it had no answer, so that an error says nothing of it.
+    /// Whether a copy of the request got no answer. Then a refusal of a later copy says nothing
+    /// about the earlier one.
     is_lost: bool,
     link: Option<Arc<Link>>,
     turn: Turn,
@@ -211,7 +212,7 @@ impl Drop for Attempt {
 }
 
 impl Attempt {
-    /// Asks until the lock is granted or the server refuses.
+    /// Sends the request until the server grants or refuses the lock.
     async fn obtain(&mut self, wait: Wait, last: &mut Option<Error>) -> Result<Option<Held>, Error> {
         let mut pauses = Pauses::default();
         loop {
@@ -223,7 +224,7 @@ impl Attempt {
                 Ok(Step::Again { pauses: false }) => pauses = Pauses::default(),
                 Ok(Step::Again { pauses: true }) => sleep(pauses.next()).await,
                 Err(error) if error.is_retryable() && (wait.is_wait() || error.is_lost_reply()) => {
-                    tracing::debug!(%error, "an acquisition goes on");
+                    tracing::debug!(%error, "retrying an acquisition");
                     *last = Some(error);
                     sleep(pauses.next()).await;
                 }
@@ -232,14 +233,14 @@ impl Attempt {
         }
     }
 
-    /// Sends the request once, and waits for what comes of it.
+    /// Sends the request once and waits for its outcome.
     async fn ask(&mut self, wait: Wait) -> Result<Step, Error> {
         let core = self.request.core.clone();
         let limit = wait.left().map_or(core.common.command_timeout, |left| left + PATIENCE);
         let (reply, letter) = match wait {
             Wait::Not => {
                 let command = self.request.acquire(self.id, Ask::Once);
-                // From here on it may be sent.
+                // The request may be sent from here on.
                 let was_open = std::mem::replace(&mut self.is_open, true);
                 let reply = self.request.ask(&command, limit).await;
                 self.is_open = was_open || reply.link.is_some();
@@ -278,7 +279,7 @@ impl Attempt {
         }
     }
 
-    /// The request was refused, or has no answer.
+    /// Handles a refused request or a missing answer.
     async fn failed(&mut self, error: Error, reply: &Reply) -> Result<Step, Error> {
         if error.is_lost_reply() {
             self.is_lost |= reply.link.is_some();
@@ -287,7 +288,8 @@ impl Attempt {
         self.is_open = self.is_lost && error != Error::Superseded;
         let Some(link) = &reply.link else { return Err(error) };
         match self.request.core.servers.redirected(&error, link) {
-            // The other node has the key, but not the slot, so it cannot answer on a channel of the slot: nothing is waited for there.
+            // The other node has the key but does not own the slot yet. It cannot publish on a
+            // channel of the slot, so do not wait there.
             Some((node, true)) => self.try_at(&node, error).await,
             _ => Err(error),
         }
@@ -316,13 +318,14 @@ impl Attempt {
         }
     }
 
-    /// The request has ended without a grant, and its number is used up.
+    /// The request has ended without a grant. The next attempt needs a new request id.
     fn used(&mut self) {
         (self.is_open, self.is_lost, self.id) = (false, false, next_id());
     }
 
-    /// A hold by an answer, unless it has expired meanwhile: then the request is sent again, with the same number. Nothing is remembered of
-    /// a hold that has ended, and one that has not is renewed and not counted twice.
+    /// Begins the hold that an answer granted. If it has expired meanwhile, the request is sent
+    /// again with the same id: the server has forgotten an expired hold and grants a new one, and
+    /// it renews a live hold instead of counting it twice.
     fn granted(&mut self, tokens: Vec<u64>, reply: &Reply, left: Option<Duration>) -> Result<Step, Error> {
         let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
         match Hold::begin(self.request.clone(), tokens, reply.sent, left, link)? {
@@ -334,7 +337,8 @@ impl Attempt {
         }
     }
 
-    /// Waits for the message. It may be lost, with its subscription or alone, and the wait ends with the connection that asked.
+    /// Waits for the message that ends the wait. The message may be lost, alone or with its
+    /// subscription; the server drops the waiter when the connection that sent the request closes.
     #[tracing::instrument(name = "wait", level = "debug", skip_all)]
     async fn await_message(
         &mut self,
@@ -359,7 +363,7 @@ impl Attempt {
                 Ok(Step::NotGranted)
             }
             Some(Message::Failed(error)) => {
-                // A server that steps down may have granted the request in that turn.
+                // A server that is being demoted may have granted the request in the same step.
                 if error.code() != "UNBLOCKED" {
                     self.used();
                 }
@@ -372,7 +376,7 @@ impl Attempt {
         }
     }
 
-    /// Confirms a grant that came as a message: its claim may have expired meanwhile.
+    /// Confirms a grant that came as a message, unless its pending grant has expired.
     async fn claim(&mut self, tokens: Vec<u64>) -> Result<Step, Error> {
         let renew = self.request.subject.renew(&tokens, self.request.lease);
         let (mut pauses, until) = (Pauses::default(), Instant::now() + CLAIM);
@@ -384,7 +388,7 @@ impl Attempt {
                     return self.granted(tokens, &reply, Some(left));
                 }
                 Err(Error::Lost) => {
-                    // Of several keys some may be held still.
+                    // The owner may still hold some of several keys.
                     if self.request.subject.family == Family::Many {
                         self.request.release_each(&tokens).await;
                     }
@@ -392,7 +396,7 @@ impl Attempt {
                     return Ok(Step::Again { pauses: false });
                 }
                 Err(error) if error.is_retryable() && Instant::now() < until => sleep(pauses.next()).await,
-                // The same request claims the grant as well.
+                // Sending the same request again confirms the grant as well.
                 Err(error) => {
                     self.is_lost = true;
                     return Err(error.clone());
@@ -401,13 +405,15 @@ impl Attempt {
         }
     }
 
-    /// Waits for replicas to have the grant, if that is asked for: over a connection that nothing else waits behind.
+    /// Waits until enough replicas have the grant, if the options ask for it. It uses its own
+    /// connection because `WAIT` would block other commands.
     async fn prove(&mut self, held: Held) -> Result<Held, Error> {
         let Some((wanted, patience)) = self.request.options.replicas else { return Ok(held) };
         let core = &self.request.core;
         let link = core.node(self.request.slot).await?.dial().await?;
         let mut pipeline = Pipeline::with_capacity(2);
-        // A repeated ACQUIRE is propagated in any case, and WAIT is about what its own connection has written.
+        // The module propagates a repeated ACQUIRE in any case, and WAIT covers only the writes of
+        // its own connection.
         pipeline
             .add_command(self.request.acquire(self.id, Ask::Once))
             .cmd("WAIT")
@@ -420,14 +426,14 @@ impl Attempt {
         if acknowledged >= wanted {
             return Ok(held);
         }
-        // The caller hears of it when the lock is free again.
+        // Fail only after the release, so that the lock is free when the caller sees the error.
         drop(held.release(None).await);
         Err(Error::Replicas { wanted, acknowledged })
     }
 }
 
 impl Core {
-    /// Takes over a hold that is on the server already.
+    /// Takes over a hold that exists on the server.
     pub(crate) async fn take_over(
         self: &Arc<Self>,
         subject: Subject,

@@ -1,4 +1,5 @@
-//! The same for threads: each method here waits for the one of the same name in the [crate root](crate).
+//! The same API for threads: each method blocks until the method of the same name in the [crate
+//! root](crate) completes.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), rlock_client::Error> {
@@ -10,8 +11,8 @@
 //! # }
 //! ```
 //!
-//! A client has a runtime of its own with one thread, on which guards renew themselves. Methods must not be called inside an
-//! asynchronous task: they would hold up its runtime, and panic instead.
+//! Each client has a runtime with one thread, which renews its guards. Do not call these methods
+//! inside an asynchronous task: they would block its runtime, so they panic.
 
 mod client;
 mod driver;

@@ -1,4 +1,4 @@
-//! The client: how to connect.
+//! The client and the options for connecting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::node::{Node, Servers, Single};
 use crate::renewal::Renewals;
 use crate::transport::{Common, Direct};
 
-/// How often a silent connection is pinged at most.
+/// The shortest interval between pings of a silent connection.
 const SHORTEST_PING_AFTER: Duration = Duration::from_millis(10);
 
-/// A connection to the place where the locks are: one server, a primary under Sentinel, or a cluster. Cloning it is cheap and shares
+/// A connection to one server, a primary under Sentinel, or a cluster. Clones are cheap and share
 /// everything.
 ///
-/// All commands share one connection (per node of a cluster), and a second one is made at the first wait, for messages. Both are made anew
-/// when they are lost.
+/// All commands share one connection (per node of a cluster). The first wait opens a second one for
+/// messages. The client reconnects both when they are lost.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) core: Arc<Core>,
@@ -37,42 +37,47 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects to one server, `redis://[user:password@]host[:port][/db]`, with the default options.
+    /// Connects to one server, `redis://[user:password@]host[:port][/db]`, with the default
+    /// options.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address cannot be read, [`Error::Unavailable`] if no server answers there, [`Error::ModuleMissing`] if it
-    /// has not loaded the module.
+    /// [`Error::Argument`] if the address is malformed, [`Error::Unavailable`] if no server answers
+    /// there, [`Error::ModuleMissing`] if the server has not loaded the module.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().connect(url).await
     }
 
-    /// Options for how to connect.
+    /// Options for connecting.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// A client that sends its commands over a `ConnectionManager` of the application. Messages need a connection of their own, which is
-    /// made at the first wait by `client`, the one that made the manager. Must be called inside a tokio runtime.
+    /// A client that sends its commands over a `ConnectionManager` of the application. Messages
+    /// need their own connection: the first wait opens it with `client`, which must be the one that
+    /// created the manager. Must be called inside a tokio runtime.
     ///
-    /// redis-rs 1.8 does not connect anew after a late reply of a manager, and the client cannot see which connection it uses, so
-    /// [`session_grace`](crate::Lock::session_grace) is refused.
+    /// [`session_grace`](crate::Lock::session_grace) is refused: the client cannot see which
+    /// connection the manager uses, and the manager of redis-rs 1.8 does not reconnect after a late
+    /// reply.
     #[cfg(feature = "connection-manager")]
     pub fn from_connection_manager(manager: redis::aio::ConnectionManager, client: &redis::Client) -> Self {
         Builder::default().over_connection_manager(manager, client)
     }
 
-    /// Ends all waits with [`Error::Closed`], ends and releases all holds, and waits until these releases and what is settled in the
-    /// background have been answered: for at most 5 s, or [`Builder::command_timeout`] if that is shorter. Then it closes its connections.
-    /// Call it before the runtime ends.
+    /// Closes the client: ends all waits with [`Error::Closed`], and releases all holds. It waits
+    /// until the server has answered these releases and the cleanup of abandoned requests, for at
+    /// most 5 s, or [`Builder::command_timeout`] if that is shorter. Then it closes its
+    /// connections. Call it before the runtime stops.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the client is closed, and the rest is left to the background.
+    /// The client is closed even if the future is dropped; the releases go on in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::LeftBehind`] if not everything was answered in that time; the rest is tried further.
+    /// [`Error::LeftBehind`] if some requests had no answer in that time. The client keeps retrying
+    /// them in the background, and their leases end what is left.
     pub async fn close(&self) -> Result<(), Error> {
         self.core.close().await
     }
@@ -111,62 +116,66 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// How long one command may take, and how long a try, a request about a semaphore or a look at a lock is repeated. A connection over
-    /// which nothing comes for so long is replaced. Default: 5 s.
+    /// The time limit for one command. `try_acquire`, requests about a semaphore, and the requests
+    /// of an [`Observer`](crate::Observer) are retried for this long. A connection that delivers
+    /// nothing for this long after a command is replaced. Default: 5 s.
     #[must_use]
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.command_timeout = timeout;
         self
     }
 
-    /// How long connecting may take: two ways there and back. Default: 5 s.
+    /// The time limit for connecting, which takes two round trips. Default: 5 s.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// While a request waits, its connections are silent, and may have died silently. So often they are pinged. Default: 5 s; less than
-    /// 10 ms is 10 ms.
+    /// How often the client checks its connections while a request waits. They are silent then, and
+    /// nothing else would show that one is dead. Default: 5 s; the minimum is 10 ms.
     #[must_use]
     pub fn ping_after(mut self, span: Duration) -> Self {
         self.ping_after = span.max(SHORTEST_PING_AFTER);
         self
     }
 
-    /// What redis-rs can be told of a connection: a resolver of names, the size of buffers, and with the feature `credentials-provider` a
-    /// provider of credentials. Its timeouts and its push sender are those of this crate.
+    /// Connection options of redis-rs: a DNS resolver, buffer sizes, and with the feature
+    /// `credentials-provider` a credentials provider. This crate overrides its timeouts and its
+    /// push sender.
     #[must_use]
     pub fn connection_config(mut self, config: AsyncConnectionConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// A name for the place where the locks are. [`MultiLock`](crate::MultiLock) goes through several places in the order of their names, so
-    /// all processes must use the same ones. Default: made from the addresses.
+    /// A name for the server, primary or cluster. [`MultiLock`](crate::MultiLock) acquires from
+    /// several servers in the order of their names, so all processes must use the same names.
+    /// Default: made from the addresses.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// What counts what happens to the locks of this client. Default: nothing.
+    /// Counts what happens to the locks of this client. Default: nothing is counted.
     #[must_use]
     pub fn metrics(mut self, metrics: Arc<dyn Metrics>) -> Self {
         self.meter = Meter(metrics);
         self
     }
 
-    /// The clock that leases are counted on, as the time since any moment. It is for tests. It must not go back; timers look at it at least
-    /// once a second. Default: one that never steps and goes on while the machine is suspended.
+    /// The clock that measures leases, as the time since any fixed moment; for tests. It must not
+    /// go back. Timers read it at least once a second. Default: a clock that never steps and that
+    /// runs on while the machine is suspended.
     #[must_use]
     pub fn clock(mut self, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         self.clock = Clock(Some(Arc::new(clock)));
         self
     }
 
-    /// The certificates for all addresses that begin with `rediss://`: whom to trust, if not those whom the system trusts, and what to show to
-    /// servers that ask who connects.
+    /// Certificates for all addresses that begin with `rediss://`: the authorities to trust instead
+    /// of the system's, and the client certificate for servers that ask for one.
     #[cfg(any(feature = "tls-rustls", feature = "tls-native-tls"))]
     #[must_use]
     pub fn certificates(mut self, certificates: redis::TlsCertificates) -> Self {
@@ -178,27 +187,30 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address cannot be read, [`Error::Unavailable`] if no server answers there, [`Error::ModuleMissing`] if it
-    /// has not loaded the module.
+    /// [`Error::Argument`] if the address is malformed, [`Error::Unavailable`] if no server answers
+    /// there, [`Error::ModuleMissing`] if the server has not loaded the module.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
         let info = self.parse("url", url)?;
         self.connect_to(info).await
     }
 
-    /// Connects to one server by all that redis-rs can say about one, such as that of a [`redis::Client`]: its `get_connection_info()`.
+    /// Connects to one server with the connection info of redis-rs, such as `get_connection_info()`
+    /// of a [`redis::Client`].
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] if no server answers there, [`Error::ModuleMissing`] if it has not loaded the module.
+    /// [`Error::Unavailable`] if no server answers there, [`Error::ModuleMissing`] if the server
+    /// has not loaded the module.
     pub async fn connect_to(self, server: ConnectionInfo) -> Result<Client, Error> {
         reached(self.over(server)).await
     }
 
-    /// A client of one server that connects when it is first used, so the server may be down now. Must be called inside a tokio runtime.
+    /// A client of one server that connects on first use, so the server may be down now. Must be
+    /// called inside a tokio runtime.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if the address cannot be read.
+    /// [`Error::Argument`] if the address is malformed.
     pub fn connect_later(self, url: &str) -> Result<Client, Error> {
         let info = self.parse("url", url)?;
         Ok(self.over(info))
@@ -219,7 +231,7 @@ impl Builder {
         self.build(|common| Box::new(Single { name, node: Node::new(Direct(info), common) }))
     }
 
-    /// Makes a client of servers. Its tasks run on the present runtime.
+    /// Builds a client. Its tasks run on the current runtime.
     pub(crate) fn build(self, servers: impl FnOnce(&Arc<Common>) -> Box<dyn Servers>) -> Client {
         let renewals = Arc::new(Renewals::default());
         let told = renewals.clone();
@@ -238,7 +250,7 @@ impl Builder {
         Client { core: Core::new(common, servers, self.name, self.meter, renewals) }
     }
 
-    /// Reads an address. An error does not repeat it: it may have a password in it.
+    /// Parses an address. The error does not repeat the address, which may contain a password.
     pub(crate) fn parse(&self, argument: &str, url: &str) -> Result<ConnectionInfo, Error> {
         let without_tls = !cfg!(any(feature = "tls-rustls", feature = "tls-native-tls"));
         if without_tls && url.starts_with("rediss:") {
@@ -257,7 +269,7 @@ impl Builder {
     }
 }
 
-/// A client whose server answers, so that a wrong address is an error when it connects.
+/// Checks that the server answers, so that a wrong address fails when the client connects.
 pub(crate) async fn reached(client: Client) -> Result<Client, Error> {
     // Connecting may take longer than one command.
     client.core.node(None).await?.link().await?;
@@ -268,7 +280,7 @@ fn name_of(info: &ConnectionInfo) -> String {
     format!("{}/{}", info.addr(), info.redis_settings().db())
 }
 
-/// The same way to talk, to another address.
+/// The same connection settings with another address.
 #[cfg(any(feature = "cluster", feature = "sentinel"))]
 pub(crate) fn at_address(settings: &ConnectionInfo, host: &str, port: u16) -> ConnectionInfo {
     let addr = match settings.addr() {
@@ -285,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connection_is_never_pinged_without_a_pause() {
+    fn ping_interval_is_at_least_10_ms() {
         let ping_after = |span| Client::builder().ping_after(span).ping_after;
         assert_eq!(ping_after(Duration::ZERO), Duration::from_millis(10));
         assert_eq!(ping_after(Duration::from_secs(7)), Duration::from_secs(7));

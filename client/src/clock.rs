@@ -1,16 +1,17 @@
-//! Moments on a clock that never steps and goes on while the machine is suspended.
+//! Moments on a clock that never steps and that runs on while the machine is suspended.
 //!
-//! `Instant` stands still during a suspend on Linux, so a hold would look valid for as long as the machine has slept.
+//! On Linux `Instant` stops during a suspend, so an expired hold would still look valid afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A point in time, in microseconds. Only differences mean something, and only on the clock of one client.
+/// A point in time in microseconds. Only differences between moments of one client's clock mean
+/// something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
 impl Moment {
-    /// A moment that does not come.
+    /// A moment that never comes.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     pub(crate) const fn from_us(us: u64) -> Self {
@@ -21,24 +22,24 @@ impl Moment {
         self.0
     }
 
-    /// The moment that is `duration` later.
+    /// This moment plus `duration`.
     pub(crate) fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
     }
 
-    /// The time from this moment to `later`; zero if that has passed.
+    /// The time from this moment to `later`; zero if `later` is earlier.
     pub(crate) fn until(self, later: Self) -> Duration {
         Duration::from_micros(later.0.saturating_sub(self.0))
     }
 
-    /// The last multiple of `span` that is not after this moment.
+    /// The last multiple of `span` at or before this moment.
     pub(crate) fn rounded_down(self, span: Duration) -> Self {
         let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX).max(1);
         Self(self.0 - self.0 % span_us)
     }
 }
 
-/// The clock that the leases of a client are counted on.
+/// The clock that measures the leases of a client.
 #[derive(Clone, Default)]
 pub(crate) struct Clock(pub(crate) Option<Arc<dyn Fn() -> Duration + Send + Sync>>);
 
@@ -61,8 +62,8 @@ fn system() -> Duration {
     Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// The larger advance of the monotonic and the wall clock: the monotonic one may stand still during a suspend, and the wall clock may
-/// be set back.
+/// Adds up the larger advance of the monotonic and the wall clock: the monotonic clock may stop
+/// during a suspend, and the wall clock may be set back.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn system() -> Duration {
     use std::sync::{Mutex, PoisonError};
@@ -84,7 +85,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn moments_are_as_far_apart_as_time_says() {
+    fn moments_differ_by_the_elapsed_time() {
         let (clock, rounding) = (Clock::default(), Duration::from_micros(2));
         for _ in 0..3 {
             let outer = Instant::now();

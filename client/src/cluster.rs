@@ -1,6 +1,7 @@
-//! A cluster: which node serves a slot, learned from `CLUSTER SLOTS` and from redirections.
+//! A cluster. `CLUSTER SLOTS` and redirections tell which node serves a slot.
 //!
-//! redis-rs' own cluster connection (1.8) counts an unsolicited `sunsubscribe`, which a moving slot causes, as the answer to another request.
+//! The cluster connection of redis-rs 1.8 does not fit: a moving slot makes the server send an
+//! unsolicited `sunsubscribe`, which redis-rs takes for the answer to another request.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,11 +19,12 @@ use crate::slots::{Address, SlotMap, slot_of};
 use crate::transport::{Common, Direct, Hear, Link, Opens, Slot, Transport};
 
 impl Builder {
-    /// Connects to a cluster, some of whose nodes are named. The first URL also has the user and password for all.
+    /// Connects to a cluster. `nodes` has the URLs of some nodes; the first URL also has the user
+    /// and password for all.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if an address cannot be read, [`Error::Unavailable`] if no node answers.
+    /// [`Error::Argument`] if an address is malformed, [`Error::Unavailable`] if no node answers.
     pub async fn connect_cluster(self, nodes: &[&str]) -> Result<Client, Error> {
         let seeds: Vec<_> = nodes.iter().map(|url| self.parse("nodes", url)).collect::<Result<_, _>>()?;
         let Some(settings) = seeds.first().cloned() else {
@@ -30,7 +32,7 @@ impl Builder {
         };
         let client = self.build(|common| Box::new(Cluster(Known::new(common, settings, seeds))));
         client.core.node(None).await?;
-        // The node that is asked may be down, and others serve.
+        // This node may be down while others serve.
         match client.core.learn(None).await {
             Err(error @ Error::ModuleMissing(_)) => Err(error),
             _ => Ok(client),
@@ -40,7 +42,7 @@ impl Builder {
 
 struct Cluster(Arc<Known>);
 
-/// What is known of a cluster.
+/// The nodes of a cluster and their slots.
 struct Known {
     common: Arc<Common>,
     settings: ConnectionInfo,
@@ -54,11 +56,12 @@ struct Known {
 struct State {
     slots: SlotMap,
     nodes: HashMap<Address, Arc<Node>>,
-    /// When a node last refused or could not be reached. It is asked last who serves the slots: it may be cut off from the others.
+    /// When a node last refused or could not be reached. Such a node may be cut off from the
+    /// others, so the client asks it last.
     doubted: HashMap<Address, Moment>,
 }
 
-/// A refresh that has ended. The next one begins anew.
+/// A completed refresh. The next one starts anew.
 struct Refreshed;
 
 impl Opens for Refreshed {
@@ -106,7 +109,7 @@ impl Known {
         self.state().nodes.entry(address.clone()).or_insert_with(open).clone()
     }
 
-    /// The node that serves a slot, or any of them: a part of the cluster may be missing.
+    /// The node that serves a slot. Without a slot, any node: part of the cluster may be missing.
     async fn find(&self, slot: Option<u16>) -> Result<Arc<Node>, Error> {
         let known = || {
             let state = self.state();
@@ -122,7 +125,7 @@ impl Known {
         Ok(self.node_at(&address))
     }
 
-    /// Asks who serves the slots, once for all who need it.
+    /// Asks a node for the slots. Concurrent callers share one request.
     async fn refresh(&self) -> Result<(), Error> {
         let Some(me) = self.me.upgrade() else { return Err(Error::Closed) };
         self.refreshing
@@ -153,11 +156,12 @@ impl Known {
         Err(last)
     }
 
-    /// The nodes to ask, each once: those in use, those that were configured, and last those in doubt, the latest at the end.
+    /// The nodes to ask, each once: nodes in use, then configured nodes, then nodes in doubt, the
+    /// latest last.
     fn candidates(&self) -> Vec<ConnectionInfo> {
         let state = self.state();
         let mut addresses: Vec<_> = state.nodes.keys().cloned().collect();
-        // More than one may be cut off: it is not always the same that is asked.
+        // Several nodes may be cut off, so do not always ask the same one first.
         addresses.shuffle(&mut rand::rng());
         let mut seen: Vec<ConnectionInfo> =
             addresses.iter().map(|address| at_address(&self.settings, &address.host, address.port)).collect();
@@ -170,13 +174,14 @@ impl Known {
         seen
     }
 
-    /// Takes a new map. Nodes that serve no slot any more are left, and requests that wait there are sent again elsewhere.
+    /// Replaces the slot map. Closes nodes that serve no slot now; their waiting requests are sent
+    /// again to the new nodes.
     fn keep_only(&self, map: SlotMap) {
         let left: Vec<_> = {
             let mut state = self.state();
             let masters: Vec<_> = map.masters().cloned().collect();
             let left = state.nodes.extract_if(|address, _| !masters.contains(address)).map(|(_, node)| node).collect();
-            // Addresses of former nodes are forgotten.
+            // Forget the addresses of former nodes.
             let is_seed = |address: &Address| self.seeds.iter().any(|seed| address_of(seed).as_ref() == Some(address));
             state.doubted.retain(|address, _| masters.contains(address) || is_seed(address));
             state.slots = map;
@@ -187,7 +192,7 @@ impl Known {
         }
     }
 
-    /// Forgets who serves what, so that the next request asks others than this node first.
+    /// Forgets the slot map, so that the next request asks other nodes before this one.
     fn doubt(&self, info: &ConnectionInfo) {
         let mut state = self.state();
         if let Some(address) = address_of(info) {
@@ -197,7 +202,7 @@ impl Known {
     }
 }
 
-/// A node, which forgets the map when it refuses.
+/// A node. A refusal makes the cluster forget the slot map.
 struct Member {
     info: ConnectionInfo,
     direct: Direct,
@@ -217,7 +222,8 @@ impl Transport for Member {
         let Some(cluster) = self.cluster.upgrade() else { return };
         if matches!(error.code(), "" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "LOADING") {
             cluster.doubt(&self.info);
-            // A request that waits asks nothing by itself, and has to hear that another node serves its slot.
+            // A waiting request sends nothing by itself, so the refresh must tell it that another
+            // node serves its slot.
             let refreshing = cluster.clone();
             drop(cluster.common.home.spawn(async move { refreshing.refresh().await }));
         }
@@ -268,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_node_is_reached_as_the_first_one() {
+    fn other_nodes_get_the_connection_settings_of_the_first() {
         use redis::IntoConnectionInfo;
         let info = "redis://me:secret@a:1/0".into_connection_info().expect("an address");
         let other = at_address(&info, "b", 2);

@@ -1,4 +1,5 @@
-//! What the handles and guards of a client share: where the servers are, how to ask them, and what runs in the background.
+//! The state that handles and guards of a client share: its servers, how to send commands to them,
+//! and background tasks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,13 +23,14 @@ use crate::renewal::Renewals;
 use crate::transport::{Common, Link};
 use crate::wire;
 
-/// How many acquisitions are settled at a time. Claims and leases bound the further ones.
+/// How many abandoned acquisitions are cleaned up at a time. Beyond that, the expiry of pending
+/// grants and leases cleans up.
 const SETTLEMENTS: usize = 1000;
 
-/// How often a command is redirected before that counts as a failure.
+/// How many redirections one command may follow before it fails.
 const REDIRECTIONS: usize = 4;
 
-/// How long closing may take.
+/// The time limit for closing.
 const CLOSES_WITHIN: Duration = Duration::from_secs(5);
 
 pub(crate) struct Core {
@@ -42,24 +44,24 @@ pub(crate) struct Core {
     pub(crate) settlements: Arc<Semaphore>,
     /// Cancelled when the client is being closed.
     pub(crate) closing: CancellationToken,
-    /// What closing waits for.
+    /// The tasks and requests that closing waits for.
     under_way: TaskTracker,
-    /// 0 until the server was asked.
+    /// 0 until the server has answered INFO.
     longest_lease_us: AtomicU64,
-    /// Ends the tasks of the client.
+    /// Stops the tasks of the client when dropped.
     _end: DropGuard,
 }
 
-/// What became of a command.
+/// The outcome of a command.
 pub(crate) struct Reply {
-    /// Over what it was sent; `None` if it was not.
+    /// The connection it was sent over; `None` if it was not sent.
     pub(crate) link: Option<Arc<Link>>,
-    /// The moment before it was sent.
+    /// The moment just before it was sent.
     pub(crate) sent: Moment,
     pub(crate) said: Result<Value, Error>,
 }
 
-/// Pauses that grow from 50 ms to 1 s.
+/// Retry pauses that grow from 50 ms to 1 s.
 #[derive(Default)]
 pub(crate) struct Pauses(Duration);
 
@@ -98,29 +100,30 @@ impl Core {
         self.common.clock.now()
     }
 
-    /// The slot of keys that are asked for together, in a cluster.
+    /// The slot of keys that are acquired together, in a cluster.
     pub(crate) fn slot_of(&self, keys: &[Vec<u8>]) -> Option<u16> {
         self.servers.slot_of(keys.first().map_or(&[], Vec::as_slice))
     }
 
-    /// A name of the place where the locks are, the same in every process, and the place's own: two places may have been given one name.
+    /// The configured name of the server, primary or cluster, and the name made from its addresses:
+    /// two of them may have the same configured name.
     pub(crate) fn place(&self) -> (String, String) {
         let own = self.servers.name();
         (self.name.clone().unwrap_or_else(|| own.clone()), own)
     }
 
-    /// Fails if the client was closed. Closing waits while the token lives.
+    /// Fails if the client is closed. Closing waits until the token is dropped.
     pub(crate) fn enter(&self) -> Result<TaskTrackerToken, Error> {
         let token = self.under_way.token();
         if self.closing.is_cancelled() { Err(Error::Closed) } else { Ok(token) }
     }
 
-    /// Runs work in the background, which closing waits for.
+    /// Runs background work that closing waits for.
     pub(crate) fn in_background(&self, work: impl Future<Output = ()> + Send + 'static) {
         drop(self.under_way.spawn_on(work, &self.common.home));
     }
 
-    /// Closing waits while the token lives.
+    /// Closing waits until the token is dropped.
     pub(crate) fn token(&self) -> TaskTrackerToken {
         self.under_way.token()
     }
@@ -132,7 +135,7 @@ impl Core {
         }
     }
 
-    /// Sends a command to the server of a slot, follows redirections, and waits for the answer.
+    /// Sends a command to the node of a slot, follows redirections, and waits for the answer.
     pub(crate) async fn ask(&self, slot: Option<u16>, command: &Cmd, within: Duration) -> Reply {
         let deadline = Instant::now() + within;
         let mut redirected = None;
@@ -196,7 +199,7 @@ impl Core {
         Reply { link: Some(link.clone()), sent, said }
     }
 
-    /// Asks until the server answers with something else than an error that may pass.
+    /// Retries a command while it fails with a retryable error.
     pub(crate) async fn insist(&self, slot: Option<u16>, command: &Cmd, within: Duration) -> Result<Value, Error> {
         let deadline = Instant::now() + within;
         let mut pauses = Pauses::default();
@@ -211,17 +214,19 @@ impl Core {
         }
     }
 
-    /// As [`insist`](Self::insist), for as long as one command may take.
+    /// As [`insist`](Self::insist), for at most `command_timeout`.
     pub(crate) async fn request(&self, keys: &[Vec<u8>], command: &Cmd) -> Result<Value, Error> {
         drop(self.enter()?);
         self.insist(self.slot_of(keys), command, self.common.command_timeout).await
     }
 
-    /// Asks what the server says of the module: that it is there, and the longest lease that it grants. A user may be forbidden to ask.
+    /// Asks the server with INFO whether the module is loaded, and for the longest lease that it
+    /// grants. ACL rules may forbid INFO; then the longest lease is 365 days.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] if no server answers, [`Error::ModuleMissing`] if it says nothing of the module.
+    /// [`Error::Unavailable`] if no server answers, [`Error::ModuleMissing`] if INFO does not show
+    /// the module.
     pub(crate) async fn learn(&self, slot: Option<u16>) -> Result<(), Error> {
         let info = self.ask(slot, redis::cmd("INFO").arg("rlock"), self.common.command_timeout).await.said;
         let longest = match info {
@@ -243,7 +248,7 @@ impl Core {
     /// The longest lease that the server of a slot grants.
     pub(crate) async fn longest_lease(&self, slot: Option<u16>) -> Duration {
         if self.longest_lease_us.load(Ordering::Relaxed) == 0 {
-            // What is wrong is told by the request that follows.
+            // The next request will report the same error.
             drop(self.learn(slot).await);
         }
         match self.longest_lease_us.load(Ordering::Relaxed) {
@@ -252,7 +257,7 @@ impl Core {
         }
     }
 
-    /// Ends waits and holds, and waits for what is released and settled.
+    /// Ends all waits and holds, and waits for the releases and cleanups.
     pub(crate) async fn close(&self) -> Result<(), Error> {
         self.closing.cancel();
         self.renewals.end_all();

@@ -1,92 +1,95 @@
-//! What can go wrong, in one enum.
+//! The error type of this crate.
 
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, Value};
 
-/// Why a request was not done. Nothing is held on behalf of a request that failed: the client takes back in the background what the
-/// request may have left on the server.
+/// Why a request failed. A failed request holds nothing: the client cleans up in the background
+/// what the request may have left on the server.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The lock was not granted within the timeout.
     #[error("timed out waiting for the lock")]
     Timeout,
-    /// The hold ended before its release: its lease or session expired, or an operator took it away. Its holder must not act on it any
-    /// more.
+    /// The hold ended before its release: its lease or session expired, or an operator took the
+    /// lock away. Stop working under this lock.
     #[error("the lock was lost: its lease or session has expired, or it was taken away")]
     Lost,
-    /// Waiting would close a circle of owners that wait for each other. The text names the circle.
+    /// Waiting would close a cycle of owners that wait for each other. The text names the cycle.
     #[error("waiting would be a deadlock: {0}")]
     Deadlock(String),
-    /// A newer request of the same owner ended this one. An owner stands for one thread of control: name different ones differently with
-    /// [`Lock::owner`](crate::Lock::owner).
+    /// A newer request of the same owner ended this one. An owner stands for one thread of control:
+    /// give each its own name with [`Lock::owner`](crate::Lock::owner).
     #[error("superseded by a newer request of the same owner")]
     Superseded,
     /// The server does not know the commands of the module.
     #[error("the server has not loaded the module rlock: {0}")]
     ModuleMissing(String),
-    /// The module of the server does not know an option that this client needs.
+    /// The server's module does not know an option that this client needs.
     #[error("the module rlock of the server is too old: {0}")]
     ModuleTooOld(String),
-    /// The client was [closed](crate::Client::close), or the runtime that it was made on has ended.
+    /// The client is [closed](crate::Client::close), or the runtime it was created on has stopped.
     #[error("the client is closed, or its runtime has ended")]
     Closed,
-    /// The server could not be reached, or does not serve at present. The same request may succeed later.
+    /// The server could not be reached, or cannot serve at present. The same request may succeed
+    /// later.
     #[error("unavailable: {code}{}{message}", if code.is_empty() { "" } else { " " })]
     Unavailable {
         /// The first word of the server's error, such as `LOADING`; empty if there was no answer.
         code: String,
-        /// The rest of it, or what happened to the connection.
+        /// The rest of the server's error, or what happened to the connection.
         message: String,
-        /// The time after which the server expects to serve again, if it says so.
+        /// After this time the server expects to serve again, if it says so.
         retry_after: Option<Duration>,
     },
-    /// The server refused, and would refuse the same request again.
+    /// The server refused the request, and would refuse it again.
     #[error("the server refused: {code} {message}")]
     Refused {
         /// The first word of the server's error, such as `WRONGTYPE`.
         code: String,
-        /// The rest of it.
+        /// The rest of the server's error.
         message: String,
     },
-    /// Fewer replicas than wanted acknowledged the grant, so the client gave it back.
-    #[error("{acknowledged} of {wanted} replicas acknowledged the grant, which was given back")]
+    /// Fewer replicas than requested acknowledged the grant, so the client released the lock.
+    #[error("{acknowledged} of {wanted} replicas acknowledged the grant; the lock was released")]
     Replicas {
-        /// How many were wanted.
+        /// How many replicas were requested.
         wanted: u32,
-        /// How many acknowledged.
+        /// How many replicas acknowledged.
         acknowledged: u32,
     },
-    /// An argument, with the value received and what is accepted.
+    /// An invalid argument. The text has the value received and what is accepted.
     #[error("invalid argument: {0}")]
     Argument(String),
-    /// Fewer than a majority of the servers granted the lock, so the client gave it back.
+    /// Fewer than a majority of the servers granted the lock, so the client released it.
     #[cfg(feature = "quorum")]
-    #[error("{granted} of {servers} servers granted the lock, which is no majority; it was given back")]
+    #[error("{granted} of {servers} servers granted the lock, not a majority; it was released")]
     NoQuorum {
-        /// How many granted in time.
+        /// How many servers granted the lock in time.
         granted: usize,
-        /// How many there are.
+        /// How many servers there are.
         servers: usize,
     },
-    /// The server does not publish events of locks: `notify-keyspace-events` needs `K` and `d`.
+    /// The server does not publish lock events, or ACL rules forbid to ask for or to subscribe to
+    /// them. `notify-keyspace-events` needs `K` and `d`.
     #[cfg(feature = "events")]
-    #[error("the server publishes no events of locks: notify-keyspace-events needs K and d")]
+    #[error("the server does not publish lock events: notify-keyspace-events needs K and d")]
     NoEvents,
     /// Another thread [interrupted](crate::blocking::Interrupt) the wait.
     #[cfg(feature = "blocking")]
     #[error("the wait was interrupted")]
     Interrupted,
-    /// The client was closed, and some requests were not released or settled in time. Their leases end what is left.
-    #[error("{requests} requests were not settled in time; what they hold lives until its lease ends")]
+    /// The client is closed, but the server did not answer some releases and cleanups in time. The
+    /// leases end what is left.
+    #[error("{requests} requests had no answer in time; their holds live until their leases expire")]
     LeftBehind {
-        /// How many.
+        /// How many requests had no answer.
         requests: usize,
     },
 }
 
-/// The codes of errors that may pass.
+/// Codes of retryable errors.
 const PASSING: [&str; 13] = [
     "UNBLOCKED",
     "READONLY",
@@ -104,12 +107,13 @@ const PASSING: [&str; 13] = [
 ];
 
 impl Error {
-    /// Whether the same request may succeed later: the server could not be reached, or does not serve at present.
+    /// Whether the same request may succeed later: the server could not be reached, or cannot serve
+    /// at present.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Unavailable { .. })
     }
 
-    /// The first word of the server's error; empty if the error is not the server's.
+    /// The first word of the server's error; empty if the error did not come from the server.
     pub fn code(&self) -> &str {
         match self {
             Self::Unavailable { code, .. } | Self::Refused { code, .. } => code,
@@ -120,12 +124,12 @@ impl Error {
         }
     }
 
-    /// Whether the request may have been carried out although this was its outcome: there was no answer.
+    /// Whether the answer is missing, so that the server may have executed the request.
     pub(crate) fn is_lost_reply(&self) -> bool {
         matches!(self, Self::Unavailable { code, .. } if code.is_empty())
     }
 
-    /// Whether the key holds something else now, so the hold has ended.
+    /// Whether this error means that the hold has ended.
     pub(crate) fn ends_a_hold(&self) -> bool {
         matches!(self.code(), "NOTOWNER" | "WRONGTYPE" | "NOSEMAPHORE")
     }
@@ -134,12 +138,12 @@ impl Error {
         Self::Unavailable { code: String::new(), message: message.into(), retry_after: None }
     }
 
-    /// The error for an answer that is not of the form that the command has.
+    /// The error for an answer of an unexpected form.
     pub(crate) fn unexpected(value: &Value) -> Self {
         Self::Refused { code: "UNEXPECTED".to_owned(), message: format!("{value:?}") }
     }
 
-    /// The error for the code of a server's error, and its text.
+    /// Converts an error of the server: its code and its text.
     pub(crate) fn of_server(code: &str, message: &str) -> Self {
         let text = message.to_owned();
         match code {
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_the_second_list_are_retryable_and_others_are_not() {
+    fn only_passing_errors_are_retryable() {
         for code in PASSING {
             let error = answer(&format!("{code} 1 a:1"));
             assert!(error.is_retryable() && !error.is_lost_reply(), "{error:?}");

@@ -1,4 +1,4 @@
-//! What happens to a lock, as keyspace events of the server tell it.
+//! Events of a lock, from the server's keyspace notifications.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,18 +14,19 @@ use crate::core::{Core, Pauses};
 use crate::listeners::{Event, Following, PREFIX, are_published};
 use crate::wire;
 
-/// What happens to a lock, one event after the other, as a [`Stream`] without an end. See [`Observer::events`](crate::Observer::events).
+/// The events of one lock, as an endless [`Stream`]. See
+/// [`Observer::events`](crate::Observer::events).
 ///
-/// It follows lost connections, failovers and moves of the slot in a cluster. After each of these there is an [`Event::Missed`]: what
-/// happened before it may not have been told.
+/// It subscribes again after a lost connection, a failover, or a move of the slot in a cluster.
+/// After each of these it yields [`Event::Missed`]: some events may be missing before it.
 pub struct Events {
     next: Next,
 }
 
-/// The next event, with the follower that goes on after it.
+/// The next event, and the follower that yields the later ones.
 type Next = Pin<Box<dyn Future<Output = (Result<Event, Error>, Box<Follower>)> + Send>>;
 
-/// What an [`Events`] is made of.
+/// The state of an [`Events`].
 struct Follower {
     core: Arc<Core>,
     key: Vec<u8>,
@@ -51,12 +52,13 @@ impl Events {
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when it is dropped.
+    /// This method is cancel safe: no event is lost if the future is dropped.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] if no connection was made for [`command_timeout`](crate::Builder::command_timeout) after one was lost,
-    /// [`Error::NoEvents`] if the server publishes no events any more. It may be asked again.
+    /// [`Error::Unavailable`] if reconnecting failed for
+    /// [`command_timeout`](crate::Builder::command_timeout), [`Error::NoEvents`] if the server no
+    /// longer publishes events. The caller may call it again after an error.
     pub async fn next(&mut self) -> Result<Event, Error> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
@@ -96,7 +98,7 @@ impl Follower {
     }
 }
 
-/// Subscribes at the server that has the key.
+/// Subscribes at the server that has the key, and retries for `command_timeout`.
 async fn subscribe(core: &Arc<Core>, key: &[u8]) -> Result<(Following, CancellationToken), Error> {
     let until = Instant::now() + core.common.command_timeout;
     let mut pauses = Pauses::default();
@@ -123,7 +125,8 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
         return Err(Error::NoEvents);
     }
     let subscriber = node.subscriber().await?;
-    // In a cluster the server ends the subscription to a channel of the slot when the slot moves, and says nothing of other channels.
+    // When a slot moves, the server ends subscriptions to channels of that slot only. So a channel
+    // of the slot stands for the keyspace channel, which the server leaves alone.
     let gone = match slot {
         Some(_) => {
             let subscription = subscriber.subscribe(slot).await.inspect_err(|error| {

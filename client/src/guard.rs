@@ -1,4 +1,4 @@
-//! Guards: what a holder has in its hands.
+//! Guards: held locks.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -10,11 +10,13 @@ use crate::kinds::{Keepable, Kind, Permits, Read, Reentrant, Write};
 use crate::options::{Options, SHORTEST, check_span};
 use crate::wire::{Family, Subject};
 
-/// A hold. Dropping it releases in the background; [`release`](Self::release) tells whether that worked.
+/// A held lock. Dropping it releases the lock in the background; [`release`](Self::release) waits
+/// for the server and reports errors.
 ///
-/// A guard is a promise by this side's clock. It ends before the server's own count of the lease does, but nothing can keep a
-/// process from being stopped between looking at it and acting. Where that matters, send the [`token`](Self::token) along, and have
-/// the resource refuse a token that is lower than one it has seen.
+/// The client judges validity by its own clock, and stops trusting the hold before the lease
+/// expires on the server. But a process may be paused between a check and the work that follows.
+/// Where that matters, send the [`token`](Self::token) with each write, and let the resource refuse
+/// a token lower than one it has seen.
 ///
 /// ```no_run
 /// # async fn work() {}
@@ -39,15 +41,17 @@ impl<K> std::fmt::Debug for Guard<K> {
     }
 }
 
-/// A hold that no guard keeps: enough to take it over with [`Lock::attach`](crate::Lock::attach), also in another process.
+/// A hold without a guard: all that [`Lock::attach`](crate::Lock::attach) needs to take it over,
+/// also in another process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Detached {
-    /// The owner in whose name it is held.
+    /// The owner of the hold.
     pub owner: Vec<u8>,
-    /// Its fencing token.
+    /// The fencing token of the hold.
     pub token: u64,
-    /// How long it outlives the connection of who kept it last, if it has a [`session_grace`](crate::Lock::session_grace).
+    /// How long the hold outlives the connection of its last client, if it has a
+    /// [`session_grace`](crate::Lock::session_grace).
     pub session_grace: Option<Duration>,
 }
 
@@ -56,7 +60,8 @@ impl<K: Kind> Guard<K> {
         Self { held, kind: PhantomData }
     }
 
-    /// The fencing token: higher than that of every hold before this one. It stays the same as long as the hold lives.
+    /// The fencing token: higher than that of every earlier hold. It stays the same while the hold
+    /// lives.
     pub fn token(&self) -> u64 {
         self.held.hold.tokens.first().copied().unwrap_or_default()
     }
@@ -66,46 +71,48 @@ impl<K: Kind> Guard<K> {
         self.held.hold.request.subject.first_key()
     }
 
-    /// The owner in whose name this is held, for a second handle by [`Lock::owner`](crate::Lock::owner).
+    /// The owner of the hold, for another handle with [`Lock::owner`](crate::Lock::owner).
     pub fn owner(&self) -> &[u8] {
         self.held.hold.desks();
         &self.held.hold.request.subject.owner
     }
 
-    /// Whether the hold can be relied upon at this moment. Reads the clock, and asks nobody.
+    /// Whether the hold is valid now. Reads the clock and sends nothing.
     pub fn is_held(&self) -> bool {
         self.held.hold.is_held()
     }
 
-    /// How long the hold can be relied upon if it is not renewed again; zero if it is lost.
+    /// How long the hold stays valid without another renewal; zero if it is lost.
     pub fn valid_for(&self) -> Duration {
         self.held.hold.valid_for()
     }
 
-    /// Resolves as soon as the hold can no longer be relied upon: before its lease ends at the server, when a renewal finds it
-    /// gone, and when it is released. Each look at it reads the clock, so after a stop of the process it is ready at the first one.
+    /// Resolves as soon as the hold is no longer valid: shortly before its lease expires on the
+    /// server, when a renewal finds it gone, and when it is released. Each poll reads the clock, so
+    /// after a pause of the process the first poll resolves.
     ///
     /// # Cancel safety
     ///
-    /// It may be dropped and asked for again.
+    /// This future is cancel safe. The method may be called again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<K> {
         self.held.hold.clone().lost()
     }
 
-    /// Whether something is wrong that may end in a loss: the connection over which it was last heard of is gone, or the last renewal failed.
-    /// The lease runs on, and the next renewal may mend it. A hold that is [lost](Self::lost) is not suspected any more.
+    /// Whether the hold may soon be lost: its last connection has closed, or its last renewal
+    /// failed. The lease still runs, and the next renewal may succeed. A hold that is
+    /// [lost](Self::lost) is not suspected.
     pub fn is_suspected(&self) -> bool {
         self.held.hold.is_suspected()
     }
 
-    /// Renews once more and leaves the hold alone: it is neither renewed nor released from here on. Whoever gets to know what this returns can
-    /// take it over with [`Lock::attach`](crate::Lock::attach) before its lease ends. A hold with a
-    /// [`session_grace`](crate::Lock::session_grace) stays bound to the connection of this client: when that closes, it has to be taken over before
-    /// the grace is over.
+    /// Renews the lease once more and gives up the guard: the hold is no longer renewed, and not
+    /// released. [`Lock::attach`](crate::Lock::attach) takes it over with the returned value before
+    /// the lease expires. A hold with a [`session_grace`](crate::Lock::session_grace) stays bound
+    /// to the connection of this client: when that closes, attach before the grace is over.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases in the background.
+    /// Dropping the future releases the lock in the background.
     ///
     /// # Errors
     ///
@@ -118,26 +125,29 @@ impl<K: Kind> Guard<K> {
         Ok(detached)
     }
 
-    /// Resolves when the hold has been released, whether by hand or because it was dropped; at once if other guards have it still.
+    /// Resolves when the hold has been released, by a call or a drop; at once if other guards share
+    /// it.
     #[cfg(feature = "blocking")]
     pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + Sync + use<K> {
         self.held.hold.clone().released()
     }
 
-    /// Renews now, by the lease with which it was acquired.
+    /// Renews now, with the lease of the lock.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the renewal may or may not take place.
+    /// If the future is dropped, the renewal may or may not happen.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the hold is gone, [`Error::Unavailable`] if no answer came while it was valid.
+    /// [`Error::Lost`] if the hold is gone, or becomes invalid before a server answers.
+    /// [`Error::Closed`] if the client was closed. [`Error::Refused`] if the server refused.
     pub async fn renew(&self) -> Result<(), Error> {
         self.held.hold.renew(None).await
     }
 
-    /// Renews now, so that the hold lives for at least `lease` from now, 1 ms to 365 days. An end that is later already stays.
+    /// Renews now, so that the lease lasts at least `lease` from now, 1 ms to 365 days. A lease
+    /// that already lasts longer is not shortened.
     ///
     /// # Cancel safety
     ///
@@ -145,45 +155,54 @@ impl<K: Kind> Guard<K> {
     ///
     /// # Errors
     ///
-    /// As [`renew`](Self::renew), and [`Error::Argument`] if `lease` is not in its range.
+    /// As [`renew`](Self::renew), and [`Error::Argument`] if `lease` is out of range.
     pub async fn renew_for(&self, lease: Duration) -> Result<(), Error> {
         check_span("lease", lease, SHORTEST)?;
         self.held.hold.renew(Some(lease)).await
     }
 
-    /// Releases, and waits for the server to say so. The belief ends at once, whatever the server answers. While it does not answer, the
-    /// command is sent again until the lease would have ended. Of several guards of one owner the last one gives the lock back.
+    /// Releases the lock and waits for the server's answer. The guard is invalid at once, whatever
+    /// the server answers. Without an answer the client retries until the lease would have expired.
+    /// If an owner has several guards of one hold, the last one releases the lock.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the rest to the background.
+    /// If the future is dropped, the release goes on in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the hold had ended before: another owner may have held meanwhile. [`Error::Unavailable`] if no server answered;
-    /// then the lease ends the hold.
+    /// [`Error::Lost`] if the hold had ended before: another owner may have held the lock
+    /// meanwhile. [`Error::Unavailable`] if no server answered; then the lease ends the hold.
     ///
-    /// If the reply was lost and the request was sent again, a hold that is gone within its lease counts as released by the first copy.
+    /// After a lost reply and a retry, a hold that is gone within its lease counts as released by
+    /// the first copy.
     pub async fn release(self) -> Result<(), Error> {
         self.held.release(None).await
     }
 }
 
 impl<K: Keepable> Guard<K> {
-    /// Releases, and keeps the lock closed for `keep` from the release on: for jobs that must run at most once per period. Until the lock
-    /// opens the server grants it to no owner, not even this one, and waiters go on waiting. `keep` is 0 to 365 days, rounded up to whole
-    /// milliseconds; 0 is a plain [`release`](Self::release). [`Observer::force_release`](crate::Observer::force_release) opens the lock
-    /// earlier.
+    /// Releases the lock and keeps it closed for `keep`, counted from the release: for jobs that
+    /// must run at most once per period. While it is closed the server grants it to no owner, not
+    /// even this one, and waiters keep waiting. `keep` is 0 to 365 days, rounded up to whole
+    /// milliseconds; 0 is a plain [`release`](Self::release).
+    /// [`Observer::force_release`](crate::Observer::force_release) opens the lock earlier.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the rest to the background. One that was never polled releases, and keeps nothing closed.
+    /// If the future is dropped, the release goes on in the background. A future that was never
+    /// polled releases the lock and does not keep it closed.
     ///
     /// # Errors
     ///
-    /// As [`release`](Self::release). After [`Error::Lost`] the lock is not kept closed; after [`Error::Unavailable`] it may be.
-    /// [`Error::Argument`] if `keep` is not in its range, or if this is not the only guard of its hold, and [`Error::Refused`] with `ERR` if
-    /// another client holds in the name of its owner too: then it is released, and nothing is kept closed.
+    /// As [`release`](Self::release). After [`Error::Lost`] the lock is not kept closed; after
+    /// [`Error::Unavailable`] it may be.
+    ///
+    /// [`Error::Argument`] if other guards share the hold; [`Error::Refused`] with `ERR` if another
+    /// client holds the lock for the same owner. Both release only this guard's share, and do not
+    /// keep the lock closed.
+    ///
+    /// [`Error::Argument`] if `keep` is out of range; the lock is then released in the background.
     pub async fn release_and_keep(self, keep: Duration) -> Result<(), Error> {
         check_span("keep", keep, Duration::ZERO)?;
         self.held.release(Some(keep)).await
@@ -191,7 +210,7 @@ impl<K: Keepable> Guard<K> {
 }
 
 impl<K: Reentrant> Guard<K> {
-    /// One more guard of the same hold. The lock is released with the last of them.
+    /// Another guard of the same hold. The last guard releases the lock.
     ///
     /// # Errors
     ///
@@ -202,7 +221,7 @@ impl<K: Reentrant> Guard<K> {
 }
 
 impl<K> Guard<K> {
-    /// Acquires in the name of this guard's owner, by the options of its lock.
+    /// Acquires for the owner of this guard, with the options of its lock.
     async fn acquire<L: Kind>(&self, family: Family, wait: Wait) -> Result<Option<Guard<L>>, Error> {
         let request = &self.held.hold.request;
         self.held.hold.desks();
@@ -213,20 +232,21 @@ impl<K> Guard<K> {
 }
 
 impl Guard<Permits> {
-    /// How many permits are held.
+    /// The number of permits held.
     pub fn permits(&self) -> u32 {
         self.held.hold.permits()
     }
 
-    /// Gives back some of the permits, fewer than are held, and keeps the others on the same lease and token.
+    /// Releases some of the permits, fewer than are held. The others keep their lease and token.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the rest to the background.
+    /// If the future is dropped, the release goes on in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if that were none or all of them, [`Error::Lost`] if the hold has ended or ends before a server answers.
+    /// [`Error::Argument`] if `permits` is 0 or not less than the number held, [`Error::Lost`] if
+    /// the hold has ended, or becomes invalid before a server answers.
     pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
         tokio::select! {
             biased;
@@ -237,7 +257,8 @@ impl Guard<Permits> {
 }
 
 impl Guard<Write> {
-    /// Becomes a reader without letting another writer in between. Readers that wait come in.
+    /// Turns the write lock into a read lock without letting another writer in between. Waiting
+    /// readers may enter.
     ///
     /// # Cancel safety
     ///
@@ -257,22 +278,23 @@ impl Guard<Write> {
 }
 
 impl Guard<Read> {
-    /// Becomes the writer as well, when the other readers have left; it waits ahead of the queue. The reader's hold stays until its
-    /// guard is released.
+    /// Acquires the write lock in addition, once the other readers have released theirs. The
+    /// upgrade waits ahead of the queue. The read lock stays held until its guard is released.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the reader's hold alone and takes the rest back.
+    /// Dropping the future keeps the read lock and cleans up the rest.
     ///
     /// # Errors
     ///
-    /// [`Error::Deadlock`] if another reader is waiting for the same: one of the two has to release. [`Error::Lost`] if the reader's hold
-    /// is gone: another writer may have come in between, so this one is given back.
+    /// [`Error::Deadlock`] if another reader is also waiting to upgrade: one of the two has to
+    /// release. [`Error::Lost`] if the read lock is gone: another writer may have held the lock
+    /// meanwhile, so the write lock is released.
     pub async fn upgrade(&self) -> Result<Guard<Write>, Error> {
         self.upgrade_within(Wait::Until(None)).await
     }
 
-    /// The same, for no longer than `timeout`.
+    /// As [`upgrade`](Self::upgrade), but waits no longer than `timeout`.
     ///
     /// # Cancel safety
     ///
@@ -280,7 +302,8 @@ impl Guard<Read> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if the other readers have not left in that time; else as [`upgrade`](Self::upgrade).
+    /// [`Error::Timeout`] if other readers still hold the lock after that time; otherwise as
+    /// [`upgrade`](Self::upgrade).
     pub async fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
         self.upgrade_within(Wait::within(timeout)).await
     }
@@ -290,7 +313,7 @@ impl Guard<Read> {
             return Err(Error::Lost);
         }
         let writer = self.acquire(Family::Write, wait).await?.ok_or(Error::Timeout)?;
-        // Only if this hold has lived to see the other one, nobody has written since.
+        // If the read lock is still held now, no other writer held the lock before the grant.
         self.renew().await?;
         Ok(writer)
     }

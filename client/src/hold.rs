@@ -1,4 +1,4 @@
-//! A hold: until when it is believed, and its end.
+//! A hold: how long it is valid, and how it ends.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -20,10 +20,11 @@ use crate::transport::Link;
 use crate::validity::{Step, Terms, Validity};
 use crate::wire::{self, Subject};
 
-/// Timers stand still while the machine is suspended, so a future that awaits a loss looks at the clock this often.
+/// How often a future that awaits a loss reads the clock: timers stand still while the machine is
+/// suspended.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
-/// Why a hold is not believed any more.
+/// Why a hold is no longer valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Released,
@@ -38,41 +39,42 @@ impl End {
     }
 }
 
-/// What an owner was granted, as far as this side knows.
+/// A hold as the client knows it.
 pub(crate) struct Hold {
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Vec<u64>,
     terms: Terms,
     state: Mutex<State>,
-    /// Cancelled when the belief has ended.
+    /// Cancelled when the hold is no longer valid.
     over: CancellationToken,
-    /// Cancelled when its release has ended, whichever way.
+    /// Cancelled when the release is over, whether it succeeded or not.
     pub(crate) done: CancellationToken,
-    /// Of an owner that others may name.
+    /// Set if other requests may use the same owner.
     desks: std::sync::OnceLock<Desks>,
 }
 
 struct State {
     validity: Validity,
-    /// The connection of the last answer. A session keeps it open.
+    /// The connection of the last answer. A hold with a session keeps it open.
     link: Weak<Link>,
     _kept: Option<Arc<Link>>,
     place: Place,
     not_before: Moment,
     pauses: Pauses,
     has_failed: bool,
-    /// How many guards there are.
+    /// The number of guards.
     count: usize,
     end: Option<End>,
     permits: u32,
 }
 
 impl Hold {
-    /// A hold that was granted or renewed by an answer to what was sent at `sent`. `None` if it cannot be believed any more.
+    /// Begins a hold that the answer to a request sent at `sent` has granted or renewed. `None` if
+    /// it is no longer valid.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] for a session over a connection that does not tell its end.
+    /// [`Error::Argument`] for a session over a connection whose closing the client cannot notice.
     pub(crate) fn begin(
         request: Arc<Request>,
         tokens: Vec<u64>,
@@ -123,7 +125,8 @@ impl Hold {
         state.validity.ends(&self.terms, self.terms.session_grace.is_some() && Self::is_closed(state))
     }
 
-    /// How long it is believed if it is not renewed again; zero if it has ended. Reads the clock, so it is right also after a suspend.
+    /// How long the hold stays valid without another renewal; zero if it has ended. Reads the
+    /// clock, so it is right after a suspend, too.
     pub(crate) fn valid_for(self: &Arc<Self>) -> Duration {
         let left = {
             let state = self.state();
@@ -142,12 +145,12 @@ impl Hold {
         !self.valid_for().is_zero()
     }
 
-    /// Whether a guard has it, be it lost or not.
+    /// Whether it has a guard, even if it is lost.
     pub(crate) fn is_entered(&self) -> bool {
         self.state().count > 0
     }
 
-    /// Whether something is wrong that may end in a loss.
+    /// Whether the hold may soon be lost.
     pub(crate) fn is_suspected(self: &Arc<Self>) -> bool {
         let is_in_doubt = {
             let state = self.state();
@@ -160,12 +163,12 @@ impl Hold {
         self.state().permits
     }
 
-    /// When its longest time ends, if it has one.
+    /// When `max_hold` ends it, if that is set.
     pub(crate) fn ends_by(&self) -> Option<Moment> {
         self.terms.ends_at
     }
 
-    /// The owner's desks, so that other requests in its name know of this hold.
+    /// The owner's desks. Registers the hold there, so that other requests of the owner find it.
     pub(crate) fn desks(self: &Arc<Self>) -> &Desks {
         self.desks.get_or_init(|| {
             let desks = self.request.core.owners.desks(&self.request.subject);
@@ -174,7 +177,8 @@ impl Hold {
         })
     }
 
-    /// Resolves when the belief has ended. It looks at the clock by itself, whatever becomes of the client's task.
+    /// Resolves when the hold is no longer valid. Reads the clock itself, so it does not depend on
+    /// the client's task.
     pub(crate) async fn lost(self: Arc<Self>) {
         loop {
             let left = self.valid_for();
@@ -189,7 +193,7 @@ impl Hold {
         }
     }
 
-    /// Resolves when the release has ended, or at once while guards have it.
+    /// Resolves when the release is over, or at once while it has guards.
     #[cfg(feature = "blocking")]
     pub(crate) async fn released(self: Arc<Self>) {
         if !self.is_entered() {
@@ -197,7 +201,7 @@ impl Hold {
         }
     }
 
-    /// Ends the belief, unless it has ended, and tells of it.
+    /// Ends the hold, unless it has ended before, and reports a loss.
     pub(crate) fn end(self: &Arc<Self>, end: End) {
         let releasing = {
             let mut state = self.state();
@@ -207,7 +211,7 @@ impl Hold {
             self.stop(&mut state, end);
             (end == End::Closed).then(|| self.releasing(&state, None))
         };
-        // Wakes whoever awaits the loss, with nothing locked.
+        // Wakes the futures that await the loss, without holding the lock of the state.
         self.over.cancel();
         drop(releasing);
         if end == End::Lost {
@@ -233,13 +237,13 @@ impl Hold {
         self.request.core.renewals.look_at(self.clone(), &mut state.place, at);
     }
 
-    /// Takes the answer to a RENEW. Only `NOTOWNER` and the clock end a hold.
+    /// Handles the answer to a RENEW. Only `NOTOWNER` and the clock end a hold.
     fn take_answer(self: &Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>) {
         let left = said.and_then(|left| wire::milliseconds(&left));
         if left == Err(Error::Lost) {
             return self.end(End::Lost);
         }
-        // What comes after the deadline prolongs nothing.
+        // An answer after the deadline extends nothing.
         if !self.is_held() {
             return;
         }
@@ -267,7 +271,8 @@ impl Hold {
         self.look_again(&mut state, now);
     }
 
-    /// Renews by hand, with the lease of the hold or another one, until the server has answered or the belief ends.
+    /// Renews at the caller's request, with the hold's lease or another one, until the server
+    /// answers or the hold ends.
     pub(crate) async fn renew(self: &Arc<Self>, lease: Option<Duration>) -> Result<(), Error> {
         let mut pauses = Pauses::default();
         let renewing = async {
@@ -300,7 +305,8 @@ impl Hold {
             keep,
             id: None,
             turn: turn.map_or(Awaited::Not, Awaited::Turn),
-            // A lost RELEASE can be what has ended a session without grace, and so can its connection.
+            // Without a grace, the closing connection may have ended the session, and so may a
+            // RELEASE whose reply was lost.
             relied_until: if self.terms.session_grace == Some(Duration::ZERO) { now } else { ends },
             until: if is_held { ends } else { now.after(self.terms.lease) },
             is_repeated: false,
@@ -309,7 +315,7 @@ impl Hold {
         }
     }
 
-    /// Gives back some of the permits, and keeps the others.
+    /// Releases some of the permits, and keeps the others.
     async fn release_some(self: Arc<Self>, permits: u32) -> Result<(), Error> {
         let has = self.permits();
         if permits == 0 || permits >= has {
@@ -394,7 +400,7 @@ impl Renewed for Hold {
     }
 }
 
-/// A hold that somebody is responsible for. Dropping it releases in the background.
+/// One guard's share of a hold. Dropping it releases in the background.
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
     is_left: bool,
@@ -408,7 +414,7 @@ impl std::fmt::Debug for Held {
 }
 
 impl Held {
-    /// A re-entry, which is counted here alone.
+    /// A re-entry. The server does not count it, only the client does.
     pub(crate) fn again(hold: &Arc<Hold>) -> Result<Self, Error> {
         if !hold.is_held() {
             return Err(Error::Lost);
@@ -417,9 +423,10 @@ impl Held {
         Ok(Self { hold: hold.clone(), is_left: false })
     }
 
-    /// Gives the hold back with the last of its guards, and keeps the lock closed for some time.
+    /// Releases the hold if this is its last guard. With `keep` the lock stays closed for that
+    /// time.
     ///
-    /// Cancel safety: dropping it leaves the rest to the background.
+    /// Cancel safety: if the future is dropped, the release goes on in the background.
     #[tracing::instrument(level = "debug", skip_all, fields(key = %self.hold.request.key()))]
     pub(crate) async fn release(mut self, keep: Option<Duration>) -> Result<(), Error> {
         let is_only = self.hold.state().count == 1;
@@ -431,13 +438,13 @@ impl Held {
         }
         match keep {
             Some(_) if !is_only => {
-                Err(Error::Argument("keep needs the only guard of a hold; it is released".to_owned()))
+                Err(Error::Argument("keep needs the only guard of a hold, and others share this one; only this guard is released".to_owned()))
             }
             _ => Ok(()),
         }
     }
 
-    /// One guard less. With the last one the belief ends, and the release begins.
+    /// Removes one guard. The last one ends the hold and starts the release.
     fn leave(&mut self, keep: Option<Duration>) -> Result<Option<Releasing>, End> {
         let hold = &self.hold;
         if std::mem::replace(&mut self.is_left, true) {
@@ -452,7 +459,7 @@ impl Held {
             if is_last && end.is_none() {
                 hold.stop(&mut state, End::Released);
             }
-            // What was lost by the clock may be held at the server still.
+            // A hold that the client's clock has ended may still live on the server.
             let releasing =
                 (is_last && end != Some(End::Closed)).then(|| hold.releasing(&state, keep.filter(|_| is_held)));
             (end, releasing)
@@ -468,7 +475,7 @@ impl Held {
         }
     }
 
-    /// Gives the hold up without releasing it: it lives until its lease ends.
+    /// Gives up the hold without releasing it: it lives until its lease expires.
     pub(crate) fn detach(mut self) {
         self.is_left = true;
         self.hold.end(End::Released);
@@ -478,9 +485,10 @@ impl Held {
     pub(crate) fn release_some(&self, permits: u32) -> impl Future<Output = Result<(), Error>> + Send + use<> {
         let hold = self.hold.clone();
         let token = hold.request.core.token();
-        // Parts are given back one after the other, and before the rest.
+        // Partial releases run one after the other, and before the final one.
         let turn = owners::turn_from_now_on(hold.desks().clone());
-        // In a task of its own: dropped half-way, nobody would know how many permits are left.
+        // In its own task: if the caller dropped it half-way, the number of remaining permits would
+        // be unknown.
         let home = hold.request.core.common.home.clone();
         let task = home.spawn(async move {
             let _token = token;
@@ -503,19 +511,20 @@ enum Awaited {
     Had { _turn: Turn },
 }
 
-/// A release that is under way. Dropping it leaves the rest to the background.
+/// A release in progress. If it is dropped, it goes on in the background.
 pub(crate) struct Releasing {
     hold: Arc<Hold>,
     keep: Option<Duration>,
-    /// Drawn when it is its turn.
+    /// Assigned when its turn comes.
     id: Option<u64>,
     turn: Awaited,
-    /// A hold that is gone before this was ended by an earlier copy of the RELEASE, if there was one.
+    /// Before this moment, only an earlier copy of the RELEASE, if there was one, can have ended
+    /// the hold.
     relied_until: Moment,
     until: Moment,
     is_repeated: bool,
     is_in_background: bool,
-    /// `None` when it has ended.
+    /// `None` when the release is over.
     token: Option<TaskTrackerToken>,
 }
 
@@ -549,7 +558,7 @@ impl Releasing {
             let Err(error) = reply.said else { return Ok(()) };
             let is_done = self.is_repeated && request.core.now() < self.relied_until;
             if !error.is_retryable() && request.subject.family == wire::Family::Many {
-                // An earlier copy has released all or none.
+                // An earlier copy has released all keys or none.
                 let held = request.release_each(&self.hold.tokens).await;
                 return if is_done && held == 0 { Ok(()) } else { Err(error) };
             }
@@ -557,7 +566,8 @@ impl Releasing {
                 return if is_done { Ok(()) } else { Err(Error::Lost) };
             }
             if error.code() == "ERR" && self.keep.take().is_some() {
-                // Another client holds in the name of this owner too. One count less is what is left to be done.
+                // Another client holds the lock for the same owner, so only this client's count
+                // remains to be released.
                 self.id = None;
                 return Box::pin(self.ask()).await.and(Err(error));
             }
@@ -575,7 +585,7 @@ impl Drop for Releasing {
     fn drop(&mut self) {
         let Some(token) = self.token.take() else { return };
         if self.is_in_background {
-            // The runtime has ended.
+            // The runtime has stopped.
             self.hold.done.cancel();
             return;
         }
@@ -584,16 +594,16 @@ impl Drop for Releasing {
         drop(self.hold.request.core.common.home.spawn(async move {
             match rest.run().await {
                 Ok(()) => {}
-                Err(Error::Lost) => tracing::debug!(key = %rest.hold.request.key(), "a dropped lock was not held any more"),
+                Err(Error::Lost) => tracing::debug!(key = %rest.hold.request.key(), "the lock of a dropped guard was no longer held"),
                 Err(error) => {
-                    tracing::warn!(key = %rest.hold.request.key(), %error, "a lock was not released; its lease ends it");
+                    tracing::warn!(key = %rest.hold.request.key(), %error, "could not release a lock; its lease ends the hold");
                 }
             }
         }));
     }
 }
 
-/// Registers a hold, so that the owner finds it.
+/// Registers a hold, so that later requests of its owner find it.
 fn register(desks: &Desks, hold: &Arc<Hold>) {
     for desk in desks.iter() {
         let mut holds = desk.holds();
@@ -603,11 +613,12 @@ fn register(desks: &Desks, hold: &Arc<Hold>) {
     }
 }
 
-/// A re-entry: what the owner holds already of just these keys in this mode.
+/// Re-enters a hold that the owner already has on exactly these keys, in this mode.
 ///
 /// # Errors
 ///
-/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the keys, or another number of permits.
+/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the
+/// keys, or another number of permits.
 pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, Error> {
     let mut found = None;
     for desk in desks.iter() {

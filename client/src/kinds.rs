@@ -1,4 +1,4 @@
-//! The kinds of locks, as types: what a [`Lock`](crate::Lock) and its [`Guard`](crate::Guard) are of.
+//! The kinds of locks, as type parameters of [`Lock`](crate::Lock) and [`Guard`](crate::Guard).
 
 use crate::wire::Family;
 
@@ -8,13 +8,13 @@ mod sealed {
     }
 }
 
-/// What a lock is: [`Mutex`], [`Fair`], [`Read`], [`Write`] or [`Permits`].
+/// The kind of a lock: [`Mutex`], [`Fair`], [`Read`], [`Write`] or [`Permits`].
 pub trait Kind: sealed::Sealed + Send + Sync + 'static {}
 
-/// A kind whose owner may hold it several times.
+/// A kind that an owner may hold several times.
 pub trait Reentrant: Kind {}
 
-/// A kind that may stay closed for a while after its release: [`Mutex`] or [`Fair`].
+/// A kind that can stay closed for a while after its release: [`Mutex`] or [`Fair`].
 pub trait Keepable: Kind {}
 
 macro_rules! kinds {
@@ -32,11 +32,11 @@ macro_rules! kinds {
 kinds! {
     /// One owner at a time.
     Mutex is Mutex,
-    /// One owner at a time, with a queue that the server keeps as data.
+    /// One owner at a time, with a queue that the server stores as data.
     Fair is Fair,
-    /// The readers' side of a [`RwLock`](crate::RwLock).
+    /// The read lock of a [`RwLock`](crate::RwLock).
     Read is Read,
-    /// The writer's side of a [`RwLock`](crate::RwLock).
+    /// The write lock of a [`RwLock`](crate::RwLock).
     Write is Write,
     /// Permits of a [`Semaphore`](crate::Semaphore).
     Permits is Semaphore,

@@ -57,5 +57,6 @@ pub use observer::{Holder, Observer, Waiter};
 pub use quorum::{Quorum, QuorumGuard, QuorumLock, QuorumRwLock};
 pub use semaphore::{Drain, Semaphore};
 
-/// The crate that talks to the server: for [`Builder::connect_to`] and [`Builder::connection_config`].
+/// The Redis client crate this one is built on: for [`Builder::connect_to`] and
+/// [`Builder::connection_config`].
 pub use redis;

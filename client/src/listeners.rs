@@ -1,40 +1,42 @@
-//! The followers of keys on one connection, and the events that they hear.
+//! The event followers of one connection, by key.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::broadcast::{Receiver, Sender};
 
-/// What the channels of events begin with, and those of nothing else that this crate subscribes to.
+/// The prefix of keyspace channels. No other channel of this crate begins with it.
 pub(crate) const PREFIX: &[u8] = b"__keyspace@";
 
-/// How many events of a key are kept for a slow follower.
+/// How many events of a key are buffered for a slow follower.
 const KEPT_EVENTS: usize = 256;
 
-/// Something that has happened to a lock, see [`Observer::events`](crate::Observer::events).
+/// An event of a lock, see [`Observer::events`](crate::Observer::events).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
-    /// An owner was granted it. A re-entry is no event.
+    /// An owner acquired the lock. A re-entry is not an event.
     Acquired,
-    /// Its holder released it.
+    /// A holder released the lock.
     Released,
     /// The lease or session of a holder expired.
     Expired,
-    /// An operator took it away from its holders.
+    /// An operator took the lock away from its holders.
     Forced,
-    /// Its holder released it, and it stays closed for some time.
+    /// The holder released the lock and keeps it closed for some time.
     Kept,
-    /// A free fair lock is kept for some time for the first in its queue, which is not connected.
+    /// A fair lock is free and reserved for some time for the first in its queue, which is not
+    /// connected.
     Turn,
-    /// The key was deleted, evicted, renamed or overwritten. Published only with `g` and `e` in `notify-keyspace-events`.
+    /// The key was deleted, evicted, renamed or overwritten. The server publishes this only with
+    /// `g` and `e` in `notify-keyspace-events`.
     Removed,
-    /// The connection was lost, or this follower was too slow: some events may be missing from here on.
+    /// Some events may be missing here: the connection was lost, or this follower was too slow.
     Missed,
 }
 
 impl Event {
-    /// `None` for what changes no holder.
+    /// `None` for an event that changes no holder.
     fn parse(name: &[u8]) -> Option<Self> {
         match name {
             b"rlock.acquire" => Some(Self::Acquired),
@@ -68,23 +70,23 @@ impl Listeners {
         self.lock().values().any(|followers| followers.receiver_count() > 0)
     }
 
-    /// Forgets the channels that nobody follows any more, and names them.
+    /// Removes the channels without followers, and returns them.
     pub(crate) fn take_idle(&self) -> Vec<Vec<u8>> {
         self.lock().extract_if(|_, followers| followers.receiver_count() == 0).map(|(channel, _)| channel).collect()
     }
 
-    /// A message has come. False if it is not about a key.
+    /// Handles a message. Returns false if it is not a keyspace event.
     pub(crate) fn tell(&self, channel: &[u8], event: &[u8]) -> bool {
         let is_event = channel.starts_with(PREFIX);
         if is_event && let (Some(followers), Some(event)) = (self.lock().get(channel), Event::parse(event)) {
-            // Nobody may be left.
+            // All followers may be gone.
             drop(followers.send(event));
         }
         is_event
     }
 }
 
-/// Whether events of locks are published, by the setting `notify-keyspace-events`.
+/// Whether `notify-keyspace-events` with these flags publishes lock events.
 pub(crate) fn are_published(flags: &[u8]) -> bool {
     flags.contains(&b'K') && (flags.contains(&b'd') || flags.contains(&b'A'))
 }
@@ -94,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_reach_followers_of_their_key_and_no_other() {
+    fn events_reach_only_followers_of_their_key() {
         let listeners = Listeners::default();
         let channel = b"__keyspace@3__:k".as_slice();
         let mut follower = listeners.follow(channel);
@@ -102,7 +104,7 @@ mod tests {
         assert!(listeners.tell(channel, b"rlock.acquire") && listeners.tell(channel, b"del"));
         assert!(listeners.tell(b"__keyspace@3__:other", b"del"));
         assert!(listeners.tell(channel, b"rlock.turn"));
-        assert!(!listeners.tell(b"rlock:channel", b"nil 7"), "that is the answer to a wait");
+        assert!(!listeners.tell(b"rlock:channel", b"nil 7"), "a message for a waiter is not an event");
         let told: Vec<_> = std::iter::from_fn(|| follower.try_recv().ok()).collect();
         assert_eq!(told, [Event::Acquired, Event::Removed, Event::Turn]);
         assert!(listeners.take_idle().is_empty());
@@ -111,9 +113,9 @@ mod tests {
         assert!(are_published(b"AKE") && are_published(b"Kd") && !are_published(b"Ed") && !are_published(b"Kg"));
     }
 
-    /// The lock is held as before.
+    /// These events do not change the holder.
     #[test]
-    fn expire_and_persist_of_a_held_lock_are_no_removal() {
+    fn expire_and_persist_are_not_removals() {
         assert_eq!([b"expire".as_slice(), b"persist"].map(Event::parse), [None, None]);
         assert_eq!(Event::parse(b"del"), Some(Event::Removed));
     }

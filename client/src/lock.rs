@@ -1,4 +1,4 @@
-//! Handles to locks: what to acquire, and how.
+//! Handles to locks.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -18,7 +18,7 @@ impl Client {
         Lock::new(self, key.as_ref())
     }
 
-    /// A mutex whose queue is kept by the server as data: it survives a restart and a failover in the same order.
+    /// A mutex whose queue the server stores as data: its order survives restarts and failovers.
     pub fn fair_lock(&self, key: impl AsRef<[u8]>) -> Lock<Fair> {
         Lock::new(self, key.as_ref())
     }
@@ -29,7 +29,7 @@ impl Client {
     }
 }
 
-/// A lock under a key, with the options by which it is acquired. It may be used again and again, and cloned.
+/// A lock on one key, with its options. It can be reused and cloned.
 ///
 /// ```no_run
 /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
@@ -70,35 +70,40 @@ impl<K: Kind> Lock<K> {
         Ok(self.client.core.acquire(&self.wanted, wait).await?.map(Guard::new))
     }
 
-    /// Acquires it if it is free. `None` if it is not.
+    /// Acquires the lock if it is free; otherwise returns `None`.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases in the background what was granted meanwhile.
+    /// If the future is dropped, a lock granted meanwhile is released in the background.
     ///
     /// # Errors
     ///
-    /// Any but [`Error::Timeout`]. A lost reply is asked for again for at most [`Builder::command_timeout`](crate::Builder::command_timeout).
+    /// Any but [`Error::Timeout`]. After a lost reply the client retries for at most
+    /// [`Builder::command_timeout`](crate::Builder::command_timeout).
     pub async fn try_acquire(&self) -> Result<Option<Guard<K>>, Error> {
         self.within(Wait::Not).await
     }
 
-    /// Acquires it, and waits for as long as it takes: also while no server answers.
+    /// Acquires the lock, waiting as long as it takes, even while no server answers.
     ///
-    /// Waiting takes no connection of its own, and does not poll: the server sends a message when it grants the lock.
+    /// A waiting task needs no connection of its own and does not poll: the server sends a message
+    /// when it grants the lock.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves neither a place in the queue nor a hold: the client takes both back in the background.
+    /// If the future is dropped, the client leaves the queue and releases a lock granted meanwhile,
+    /// in the background.
     ///
     /// # Errors
     ///
-    /// Any but [`Error::Timeout`] and [`Error::Unavailable`]. [`Error::Superseded`] if another client waits in the same owner's name.
+    /// Any but [`Error::Timeout`]. [`Error::Unavailable`] only with [`replicas`](Self::replicas),
+    /// if the client cannot ask for their acknowledgement. [`Error::Superseded`] if another client
+    /// sends a request for the same owner.
     pub async fn acquire(&self) -> Result<Guard<K>, Error> {
         self.within(Wait::Until(None)).await?.ok_or(Error::Timeout)
     }
 
-    /// Acquires it, and waits no longer than `timeout`; if no server answers, a quarter of a second more.
+    /// Acquires the lock, waiting no longer than `timeout`, or 250 ms more if no server answers.
     ///
     /// # Cancel safety
     ///
@@ -106,13 +111,14 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if it was not granted in that time; else as [`acquire`](Self::acquire).
+    /// [`Error::Timeout`] if the lock was not granted in that time; otherwise as
+    /// [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard<K>, Error> {
         self.within(Wait::within(timeout)).await?.ok_or(Error::Timeout)
     }
 
-    /// Acquires it, does some work, and releases it: also when the work fails, and the error is a part of `T`. The work is dropped, wherever
-    /// it is, as soon as the lock is lost.
+    /// Acquires the lock, runs `work`, and releases the lock. An error of `work` is part of `T`,
+    /// and does not prevent the release. If the lock is lost, `work` is dropped at once.
     ///
     /// ```no_run
     /// # async fn write(token: u64) {}
@@ -123,22 +129,22 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the work, and releases in the background.
+    /// Dropping the future drops `work` and releases the lock in the background.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire). [`Error::Lost`] if the lock was lost before the work was done. What the work has returned is returned
-    /// in any case: a release that does not reach the server is logged.
+    /// As [`acquire`](Self::acquire). [`Error::Lost`] if the lock was lost before `work` completed.
+    /// The result of `work` is never discarded for a failed release, which is only logged.
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&Guard<K>) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         run(guard, work, Guard::lost, |guard| async move { guard.release().await }, &self.client).await
     }
 
-    /// Takes part in the election of a leader: waits for the lock, does the work while it is held, and is a candidate again whenever the
-    /// lock was lost. Returns what the work returns while it leads.
+    /// Elects a leader: waits for the lock, and runs `work` while it is held. After a loss of the
+    /// lock it waits again. Returns the result of the first `work` that completes.
     ///
-    /// The work is dropped, wherever it is, as soon as the lock is lost. It has a guard of its own: while that lives, the lock is not
-    /// released.
+    /// If the lock is lost, `work` is dropped at once. It owns the guard: while the guard lives,
+    /// the lock is not released.
     ///
     /// # Cancel safety
     ///
@@ -163,27 +169,32 @@ impl<K: Kind> Lock<K> {
         }
     }
 
-    /// Takes over a hold that another guard has [left](Guard::detach), perhaps in another process: renews it on the terms of this handle,
-    /// and keeps it from now on. It keeps its own session grace, whatever this handle says, and is bound to the connection of this client.
-    /// A note of this handle replaces the note of the hold. For permits, the handle says how many there are.
+    /// Takes over a hold that another guard has [detached](Guard::detach), also in another process.
+    /// It is renewed with the options of this handle.
+    /// * The hold keeps its session grace, whatever this handle says, and is now bound to the
+    ///   connection of this client.
+    /// * A note of this handle replaces the note of the hold.
+    /// * For a semaphore, this handle must have the number of permits that are held.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the hold with this token has ended; else as [`try_acquire`](Self::try_acquire).
+    /// [`Error::Lost`] if the hold with this token has ended; otherwise as
+    /// [`try_acquire`](Self::try_acquire).
     pub async fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
-        // No renewal gives a hold another session.
+        // A renewal cannot change the session of a hold.
         let options = Options { session_grace: hold.session_grace, ..self.wanted.options.clone() };
         let subject = self.wanted.by(hold.owner.as_slice().into());
         self.client.core.take_over(subject, &options, hold.token).await.map(Guard::new)
     }
 
-    /// A look at the lock from outside: who holds it, who waits, and how to take it away.
+    /// Observes the lock: its holders and waiters, and how to take it away.
     pub fn observe(&self) -> Observer {
         self.client.observe(self.wanted.keys.first().map_or(b"".as_slice(), Vec::as_slice))
     }
 }
 
-/// Does work under a guard, and gives the guard back. What the work has returned is not thrown away, and a loss is told at once.
+/// Runs `work` under a guard, then releases the guard. Stops at once if the lock is lost, and never
+/// discards the result of `work`.
 pub(crate) async fn run<G, T, L, R>(
     guard: G,
     work: impl AsyncFnOnce(&G) -> T,
@@ -201,17 +212,17 @@ where
         done = work(&guard) => done,
         () = lost => return Err(Error::Lost),
     };
-    // Longer than one command may take it is left to the background.
+    // After `command_timeout` the release goes on in the background.
     match tokio::time::timeout(client.core.common.command_timeout, release(guard)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the work is done, and its lock was not released"),
-        Err(_) => tracing::warn!("the work is done, and the release of its lock has no answer"),
+        Ok(Err(error)) => tracing::warn!(%error, "the work is done, but its lock could not be released"),
+        Err(_) => tracing::warn!("the work is done, but releasing its lock timed out"),
     }
     Ok(done)
 }
 
 impl Lock<Permits> {
-    /// How many permits to take at once, at least 1. Default: 1.
+    /// How many permits to acquire at once, at least 1. Default: 1.
     #[must_use]
     pub fn permits(mut self, permits: u32) -> Self {
         self.wanted.permits = permits;
@@ -220,7 +231,8 @@ impl Lock<Permits> {
 }
 
 impl Lock<Fair> {
-    /// How long the server keeps the place of a waiter whose connection has closed, 0 to 365 days. Default: its `rlock.fair-grace-ms`.
+    /// How long the server keeps the place of a waiter whose connection has closed, 0 to 365 days.
+    /// Default: the server's setting `rlock.fair-grace-ms`.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.options_mut().place_grace = Some(grace);
@@ -228,9 +240,9 @@ impl Lock<Fair> {
     }
 }
 
-/// A lock for many readers or one writer, under one key.
+/// A lock on one key for many readers or one writer.
 ///
-/// A waiting writer stops later readers, so writers do not starve.
+/// A waiting writer holds back later readers, so writers do not starve.
 #[derive(Clone, Debug)]
 pub struct RwLock {
     client: Client,
@@ -238,17 +250,17 @@ pub struct RwLock {
 }
 
 impl RwLock {
-    /// The side of the readers.
+    /// The read lock.
     pub fn read(&self) -> Lock<Read> {
         Lock::new(&self.client, &self.key)
     }
 
-    /// The side of the writer.
+    /// The write lock.
     pub fn write(&self) -> Lock<Write> {
         Lock::new(&self.client, &self.key)
     }
 
-    /// A look at the lock from outside: who holds it, who waits, and how to take it away.
+    /// Observes the lock: its holders and waiters, and how to take it away.
     pub fn observe(&self) -> Observer {
         self.client.observe(&self.key)
     }

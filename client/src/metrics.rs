@@ -1,4 +1,4 @@
-//! What a program may count: one method for each thing that happens to its locks.
+//! Metrics: one method for each kind of event.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use crate::Error;
 
-/// Counts what happens to the locks of a client, see [`Builder::metrics`](crate::Builder::metrics). Each method does nothing by default.
+/// Receives the events of a client's locks, see [`Builder::metrics`](crate::Builder::metrics). By
+/// default each method does nothing.
 ///
-/// The client calls them where it happens, so they must be quick and must not block. A panic in one is logged. Several keys that are
-/// acquired in one step are named by the first.
+/// The client calls these methods inline, so they must be quick and must not block. A panic is
+/// caught and logged. If several keys are acquired in one step, `key` is the first.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +29,7 @@ use crate::Error;
 /// let builder = rlock_client::Client::builder().metrics(losses.clone());
 /// ```
 pub trait Metrics: Send + Sync {
-    /// The lock was granted, this long after it was asked for.
+    /// The lock was granted; the acquisition took `after`.
     fn acquired(&self, key: &[u8], after: Duration) {
         let _ = (key, after);
     }
@@ -38,12 +39,13 @@ pub trait Metrics: Send + Sync {
         let _ = key;
     }
 
-    /// The acquisition failed, after this long.
+    /// The acquisition failed; it took `after`.
     fn failed(&self, key: &[u8], error: &Error, after: Duration) {
         let _ = (key, error, after);
     }
 
-    /// A renewal failed. The hold is not lost yet, or [`lost`](Self::lost) follows.
+    /// A renewal failed. The hold is still valid; if it is not renewed in time,
+    /// [`lost`](Self::lost) follows.
     fn renewal_failed(&self, key: &[u8], error: &Error) {
         let _ = (key, error);
     }
@@ -53,7 +55,7 @@ pub trait Metrics: Send + Sync {
         let _ = key;
     }
 
-    /// A release has ended, also that of a dropped guard; with the error if it failed.
+    /// A release is over, also that of a dropped guard. `error` is set if it failed.
     fn released(&self, key: &[u8], error: Option<&Error>) {
         let _ = (key, error);
     }
@@ -67,7 +69,7 @@ impl Metrics for Uncounted {}
 pub(crate) struct Meter(pub(crate) Arc<dyn Metrics>);
 
 impl Meter {
-    /// A panic must not stop what counts.
+    /// A panic of the application's metrics must not stop the client's tasks.
     pub(crate) fn count(&self, event: impl FnOnce(&dyn Metrics)) {
         if catch_unwind(AssertUnwindSafe(|| event(&*self.0))).is_err() {
             tracing::error!("the application's metrics panicked");

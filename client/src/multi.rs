@@ -1,7 +1,8 @@
 //! Several mutexes at once: all or nothing.
 //!
-//! Keys in one slot of one server are taken in one step by the server. Otherwise the groups are taken one after the other, in
-//! the order of the places' names and of the slots, which is the same for everybody: so nobody waits in a circle.
+//! The server acquires keys of one slot in one step. Otherwise the client acquires one group of
+//! keys after the other, ordered by the names of the servers and by slot. All clients use the same
+//! order, so they cannot deadlock.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,19 +17,21 @@ use crate::lock::run;
 use crate::options::{Options, option_methods};
 use crate::wire::Family;
 
-/// Several keys that are locked together. A key that is locked by [`Client::lock`] elsewhere is the same lock.
+/// Several keys that are locked together. The same key locked with [`Client::lock`] is the same
+/// lock.
 ///
-/// An [`owner`](Self::owner) that holds just these keys already enters again. One that holds only some of them is refused.
+/// If the [`owner`](Self::owner) already holds exactly these keys, acquiring them is a re-entry. If
+/// it holds only some of them, the request is refused.
 #[derive(Clone, Debug)]
 pub struct MultiLock {
     places: Vec<(Client, Vec<Vec<u8>>)>,
     options: Options,
 }
 
-/// By the place, first by the name that the user has given it, and the slot there.
+/// The configured name of a server, the name made from its addresses, and the slot.
 type Order = ((String, String), Option<u16>);
 
-/// Keys that one command can take.
+/// Keys that one command can acquire.
 struct Group {
     client: Client,
     keys: Vec<Vec<u8>>,
@@ -42,7 +45,7 @@ impl Client {
 }
 
 impl MultiLock {
-    /// Adds keys in another place. All processes must use the same names for the places, see
+    /// Adds keys on another server or cluster. All processes must use the same names for them, see
     /// [`Builder::name`](crate::Builder::name).
     #[must_use]
     pub fn and<K: AsRef<[u8]>>(mut self, client: &Client, keys: impl IntoIterator<Item = K>) -> Self {
@@ -57,33 +60,36 @@ impl MultiLock {
 
     option_methods!();
 
-    /// Acquires all if all are free. `None` if one is not; then none is held.
+    /// Acquires all keys if all are free; otherwise returns `None` and holds none.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases in the background what was granted meanwhile.
+    /// If the future is dropped, locks granted meanwhile are released in the background.
     ///
     /// # Errors
     ///
-    /// As [`Lock::try_acquire`](crate::Lock::try_acquire); [`Error::Argument`] also if there is no key, or one twice.
+    /// As [`Lock::try_acquire`](crate::Lock::try_acquire); [`Error::Argument`] also if there is no
+    /// key, or a key appears twice.
     pub async fn try_acquire(&self) -> Result<Option<MultiGuard>, Error> {
         self.take(Wait::Not).await
     }
 
-    /// Acquires all, and waits for as long as it takes.
+    /// Acquires all keys, waiting as long as it takes.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves neither places in queues nor holds.
+    /// If the future is dropped, the client leaves all queues and releases all holds, in the
+    /// background.
     ///
     /// # Errors
     ///
-    /// As [`Lock::acquire`](crate::Lock::acquire); [`Error::Argument`] also if there is no key, or one twice.
+    /// As [`Lock::acquire`](crate::Lock::acquire); [`Error::Argument`] also if there is no key, or
+    /// a key appears twice.
     pub async fn acquire(&self) -> Result<MultiGuard, Error> {
         self.take(Wait::Until(None)).await?.ok_or(Error::Timeout)
     }
 
-    /// Acquires all, and waits no longer than `timeout` altogether.
+    /// Acquires all keys, waiting no longer than `timeout` in total.
     ///
     /// # Cancel safety
     ///
@@ -91,23 +97,25 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if not all were granted in that time; then none is held.
+    /// [`Error::Timeout`] if not all keys were granted in that time; then none is held. Otherwise
+    /// as [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error> {
         self.take(Wait::within(timeout)).await?.ok_or(Error::Timeout)
     }
 
-    /// Acquires all, does some work, and releases all, as [`Lock::run`](crate::Lock::run).
+    /// Acquires all keys, runs `work`, and releases all, as [`Lock::run`](crate::Lock::run).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the work, and releases in the background.
+    /// Dropping the future drops `work` and releases all in the background.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if one of the locks was lost before the work was done.
+    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if one of the locks was lost before
+    /// `work` completed.
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
-        // There is a place, or nothing would have been acquired.
+        // Acquiring succeeds only with at least one client.
         let Some((client, _)) = self.places.first() else { return Err(Error::Closed) };
         run(guard, work, MultiGuard::lost, |guard| async move { guard.release().await }, client).await
     }
@@ -117,7 +125,7 @@ impl MultiLock {
         let closings: Vec<_> = groups.iter().map(|group| Box::pin(group.client.core.closing.cancelled())).collect();
         let taken = tokio::select! {
             biased;
-            // Also of a place whose lock is held already while another one is waited for.
+            // Stop also if a client closes whose keys are already held while another group waits.
             _ = select_all(closings) => Err(Error::Closed),
             taken = self.take_all(&groups, wait) => taken,
         }?;
@@ -127,7 +135,7 @@ impl MultiLock {
 
     async fn take_all(&self, groups: &[Group], wait: Wait) -> Result<Option<MultiGuard>, Error> {
         let mut guard = MultiGuard { holds: Vec::with_capacity(groups.len()) };
-        // In all places it is one owner.
+        // All groups use the same owner.
         let mut owner = self.options.owner.clone();
         for group in groups {
             let core = &group.client.core;
@@ -139,7 +147,8 @@ impl MultiLock {
             match core.acquire_by(wanted.by(owner), &self.options, is_named, wait).await {
                 Ok(Some(held)) => guard.holds.push(held),
                 outcome => {
-                    // The caller hears of it when the others are free again, or its time has passed.
+                    // Report the failure only when the other keys are free again, or the time is
+                    // up.
                     let limit = wait.limit(core.common.command_timeout);
                     let releasing = guard.release();
                     match limit {
@@ -150,11 +159,11 @@ impl MultiLock {
                 }
             }
         }
-        // The first may have been lost while the last was waited for.
+        // The first group may have been lost while the last one waited.
         if guard.is_held() { Ok(Some(guard)) } else { Err(Error::Lost) }
     }
 
-    /// The groups in the order in which everybody takes them.
+    /// The groups, in the order that all clients use.
     fn groups(&self) -> Result<Vec<Group>, Error> {
         let mut groups: Vec<(Order, Group)> = Vec::new();
         let mut seen = BTreeSet::new();
@@ -176,7 +185,8 @@ impl MultiLock {
         }
         groups.sort_by(|(one, _), (other, _)| one.cmp(other));
         let mut groups: Vec<_> = groups.into_iter().map(|(_, group)| group).collect();
-        // The same set of keys is one thing to wait for, in whichever order it was named.
+        // Sort the keys, so that the same set of keys is the same request in whatever order it was
+        // named.
         groups.iter_mut().for_each(|group| group.keys.sort());
         Ok(groups)
     }
@@ -190,13 +200,14 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// The fencing token of a key; `None` if it is not one of this guard's. Of a key that is held in several places it is the one of the place
-    /// whose name comes first: each place counts its own tokens, and [`tokens`](Self::tokens) has all.
+    /// The fencing token of a key; `None` if this guard does not have the key. If the key is held
+    /// on several servers, this is the token of the server whose name comes first: each server
+    /// counts its own tokens, and [`tokens`](Self::tokens) returns them all.
     pub fn token(&self, key: impl AsRef<[u8]>) -> Option<u64> {
         self.tokens().find(|(held, _)| *held == key.as_ref()).map(|(_, token)| token)
     }
 
-    /// All keys with their fencing tokens, by the names of their places.
+    /// All keys with their fencing tokens, ordered by the names of their servers.
     pub fn tokens(&self) -> impl Iterator<Item = (&[u8], u64)> {
         self.holds.iter().flat_map(|held| {
             let keys = held.hold.request.subject.keys.iter().map(Vec::as_slice);
@@ -204,27 +215,28 @@ impl MultiGuard {
         })
     }
 
-    /// Whether all can be relied upon at this moment.
+    /// Whether all holds are valid now.
     pub fn is_held(&self) -> bool {
         self.holds.iter().all(|held| held.hold.is_held())
     }
 
-    /// How long all can be relied upon if none is renewed again; zero if one is lost.
+    /// How long all holds stay valid without another renewal; zero if one is lost.
     pub fn valid_for(&self) -> Duration {
         self.holds.iter().map(|held| held.hold.valid_for()).min().unwrap_or_default()
     }
 
-    /// Resolves as soon as one of them can no longer be relied upon, see [`Guard::lost`](crate::Guard::lost).
+    /// Resolves as soon as one of the holds is no longer valid, see
+    /// [`Guard::lost`](crate::Guard::lost).
     ///
     /// # Cancel safety
     ///
-    /// It may be dropped and asked for again.
+    /// This future is cancel safe. The method may be called again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
         let lost: Vec<_> = self.holds.iter().map(|held| Box::pin(held.hold.clone().lost())).collect();
         async move { drop(select_all(lost).await) }
     }
 
-    /// Resolves when all have been released, whether by hand or because it was dropped.
+    /// Resolves when all keys have been released, by a call or a drop.
     #[cfg(feature = "blocking")]
     pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + Sync + use<> {
         let holds: Vec<_> = self.holds.iter().map(|held| held.hold.clone()).collect();
@@ -235,15 +247,15 @@ impl MultiGuard {
         }
     }
 
-    /// Renews all now.
+    /// Renews all keys now, one group after the other.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, renewals may or may not take place.
+    /// If the future is dropped, renewals may or may not happen.
     ///
     /// # Errors
     ///
-    /// As [`Guard::renew`](crate::Guard::renew), for the first that could not be renewed.
+    /// As [`Guard::renew`](crate::Guard::renew). It stops at the first key that cannot be renewed.
     pub async fn renew(&self) -> Result<(), Error> {
         for held in &self.holds {
             held.hold.renew(None).await?;
@@ -251,15 +263,16 @@ impl MultiGuard {
         Ok(())
     }
 
-    /// Releases all, and waits for the servers to say so.
+    /// Releases all keys and waits for the answers.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the rest to the background.
+    /// If the future is dropped, the release goes on in the background.
     ///
     /// # Errors
     ///
-    /// As [`Guard::release`](crate::Guard::release), for the first that could not be released; the others are.
+    /// The first error, as of [`Guard::release`](crate::Guard::release). All other keys are
+    /// released nevertheless.
     pub async fn release(mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         while let Some(held) = self.holds.pop() {

@@ -1,4 +1,4 @@
-//! Servers: the connections of each, and which one serves a key.
+//! Servers and their connections, and which server has a key.
 
 use std::sync::{Arc, Weak};
 
@@ -15,10 +15,10 @@ use crate::subscriber::Subscriber;
 use crate::transport::{Common, Link, Slot, Transport};
 use crate::wire::Subject;
 
-/// An id for a request that there is not.
+/// A request id that no request uses.
 const NO_REQUEST: u64 = 1;
 
-/// A server that locks are on.
+/// A server that holds locks.
 pub(crate) struct Node {
     pub(crate) transport: Box<dyn Transport>,
     pub(crate) common: Arc<Common>,
@@ -32,12 +32,12 @@ impl Node {
         Arc::new(Self { transport: Box::new(transport), common: common.clone(), link, subscriber })
     }
 
-    /// The connection that commands share, if there is one.
+    /// The connection shared by commands, if it is open.
     pub(crate) fn present(&self) -> Option<Arc<Link>> {
         self.link.present()
     }
 
-    /// The connection that commands share.
+    /// The connection shared by commands. Opens it if necessary.
     pub(crate) async fn link(self: &Arc<Self>) -> Result<Arc<Link>, Error> {
         if let Some(link) = self.present() {
             return Ok(link);
@@ -52,19 +52,19 @@ impl Node {
         if let Some(subscriber) = self.subscriber.present()
             && subscriber.link().info().map(ConnectionInfo::addr) != link.info().map(ConnectionInfo::addr)
         {
-            // Another server publishes the answers from now on.
+            // The new server publishes the messages from now on.
             subscriber.close();
         }
         tokio::spawn(tell_its_end(self.common.clone(), link.closed().clone()));
         Ok(link)
     }
 
-    /// A connection for commands that nobody shares.
+    /// Opens a connection for the exclusive use of one caller.
     pub(crate) async fn dial(&self) -> Result<Link, Error> {
         self.in_time(self.transport.open(&self.common)).await
     }
 
-    /// The connection that messages come over.
+    /// The connection that delivers messages. Opens it if necessary.
     pub(crate) async fn subscriber(self: &Arc<Self>) -> Result<Arc<Subscriber>, Error> {
         let node = self.clone();
         let open = || async move {
@@ -84,24 +84,24 @@ impl Node {
         opened.inspect_err(|error| self.transport.doubt(error))
     }
 
-    /// Uses another connection from now on, if an answer over this one is late. What is under way over it, and the sessions that are bound
-    /// to it, keep it open.
+    /// Replaces a connection whose answer is late. Requests in progress and sessions bound to it
+    /// keep the old one open.
     pub(crate) fn abandon(&self, link: &Link) {
         if link.tells_its_end() {
             let address = link.info().map(|info| info.addr().to_string());
-            tracing::debug!(address, "a connection is silent, and is replaced");
+            tracing::debug!(address, "replacing a silent connection");
             self.link.abandon(link);
             (self.common.on_close)();
         }
     }
 
-    /// Does what an error of the server asks for before the next try.
+    /// Reacts to an error of the server before the next attempt.
     pub(crate) fn heed(&self, error: &Error, link: &Link) {
         if !error.is_retryable() {
             return;
         }
         if error.code() == "READONLY" {
-            // A primary that was demoted: the address may lead to another one by now.
+            // This primary was demoted; its address may lead to another server by now.
             self.abandon(link);
             if let Some(subscriber) = self.subscriber.present() {
                 subscriber.close();
@@ -110,7 +110,8 @@ impl Node {
         self.transport.doubt(error);
     }
 
-    /// Closes its connections. What waits or is bound there goes on over new ones, to the server that has taken its place.
+    /// Closes the connections. Waits and sessions move to new connections, to the server that
+    /// replaces this one.
     pub(crate) fn close(&self) {
         if let Some(link) = self.link.present() {
             link.close();
@@ -123,7 +124,7 @@ impl Node {
     }
 }
 
-/// A connection dies with the runtime that drives it.
+/// Reports a closed connection. The runtime that drives the connection ends it, too.
 async fn tell_its_end(common: Arc<Common>, closed: CancellationToken) {
     let _guard = closed.clone().drop_guard();
     tokio::select! {
@@ -132,8 +133,9 @@ async fn tell_its_end(common: Arc<Common>, closed: CancellationToken) {
     }
 }
 
-/// As long as a request waits, asks from time to time whether both connections of the server live: nothing else would tell. The one that
-/// commands share is asked for what changes nothing, and what the server refuses whenever it would refuse a grant.
+/// While a request waits, checks from time to time whether both connections of the server live;
+/// nothing else would show it. The connection for commands gets a CANCEL of an unknown request: it
+/// changes nothing, and the server refuses it whenever it would refuse a grant.
 async fn watch(subscriber: Weak<Subscriber>, node: Weak<Node>) {
     let Some(common) = node.upgrade().map(|node| node.common.clone()) else { return };
     let Some(closed) = subscriber.upgrade().map(|subscriber| subscriber.link().closed().clone()) else { return };
@@ -177,9 +179,10 @@ async fn watch(subscriber: Weak<Subscriber>, node: Weak<Node>) {
     }
 }
 
-/// Where the locks are: one server, the primary that Sentinel names, or the primaries of a cluster.
+/// Where the locks are: one server, the primary that Sentinel names, or a cluster.
 pub(crate) trait Servers: Send + Sync + 'static {
-    /// A name for this place that is the same in every process that is configured alike.
+    /// A name made from the configured addresses, equal in all processes with the same
+    /// configuration.
     fn name(&self) -> String;
 
     /// The slot of a key, in a cluster.
@@ -187,13 +190,13 @@ pub(crate) trait Servers: Send + Sync + 'static {
         None
     }
 
-    /// The server of a slot, as far as is known without asking.
+    /// The node of a slot, if it is known without asking.
     fn known(&self, slot: Option<u16>) -> Option<Arc<Node>>;
 
-    /// The server of a slot.
+    /// The node of a slot.
     fn find(&self, slot: Option<u16>) -> BoxFuture<'_, Result<Arc<Node>, Error>>;
 
-    /// Where a redirection leads to, and whether for this one request only.
+    /// The node that a redirection leads to, and whether it is for this request only.
     fn redirected(&self, _error: &Error, _from: &Link) -> Option<(Arc<Node>, bool)> {
         None
     }

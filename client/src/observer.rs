@@ -1,4 +1,4 @@
-//! A look at a lock from outside, and what an operator does to it.
+//! Observes a lock without holding it, and takes it away.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::events::Events;
 use crate::wire::{self, field};
 
 impl Client {
-    /// A look at the lock under a key, whatever its kind: who holds it, who waits, and how to take it away.
+    /// Observes the lock on a key, of any kind: its holders and waiters, and how to take it away.
     pub fn observe(&self, key: impl AsRef<[u8]>) -> Observer {
         Observer { client: self.clone(), key: key.as_ref().to_vec() }
     }
 }
 
-/// A look at one lock of any kind from outside. What it tells was so when the server answered, and may be otherwise by now: whoever needs the
-/// lock acquires it.
+/// Observes one lock of any kind without holding it. An answer may be outdated by the time it
+/// arrives: to rely on the lock, acquire it.
 ///
 /// ```no_run
 /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
@@ -35,40 +35,40 @@ pub struct Observer {
     key: Vec<u8>,
 }
 
-/// Whoever holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The owner in whose name it is held. For a second handle in its name, a guard's own [`owner`](crate::Guard::owner) is the one to ask: then the
-    /// requests of both know of each other.
+    /// The owner. For another handle of a guard's owner use [`Guard::owner`](crate::Guard::owner),
+    /// so that the requests of both handles know about each other.
     pub owner: Vec<u8>,
     /// `exclusive`, `read`, `write` or `permits`.
     pub mode: String,
-    /// How often it is held, or how many permits are.
+    /// How often the lock is held, or how many permits are held.
     pub holds: u32,
-    /// Its fencing token.
+    /// The fencing token of the hold.
     pub token: u64,
-    /// How long it lives if it is not renewed.
+    /// How long the hold lives without renewal.
     pub lease_left: Duration,
-    /// Whether it ends with its connection.
+    /// Whether the hold ends with its connection.
     pub is_session: bool,
-    /// The [note](crate::Lock::note) of its holder, up to 256 bytes.
+    /// The [note](crate::Lock::note) of the holder, up to 256 bytes.
     pub note: Option<Vec<u8>>,
 }
 
-/// Whoever waits for a lock.
+/// A waiter of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiter {
-    /// The owner in whose name it waits.
+    /// The owner that waits.
     pub owner: Vec<u8>,
     /// `exclusive`, `read`, `write` or `permits`.
     pub mode: String,
-    /// How long it has waited.
+    /// How long it has waited so far.
     pub waited: Duration,
-    /// Whether it is there. Others have only a place in the queue of a fair lock.
+    /// Whether it is connected. Otherwise it only keeps its place in the queue of a fair lock.
     pub is_connected: bool,
-    /// Its [note](crate::Lock::note), up to 256 bytes.
+    /// The [note](crate::Lock::note) of the waiter, up to 256 bytes.
     pub note: Option<Vec<u8>>,
 }
 
@@ -93,7 +93,7 @@ fn each<T>(list: &Value, read: impl Fn(&Value) -> Result<T, Error>) -> Result<Ve
 }
 
 impl Holder {
-    /// The holders that INFO shows.
+    /// Reads the holders from an answer of INFO.
     pub(crate) fn all(list: &Value) -> Result<Vec<Self>, Error> {
         each(list, |map| {
             let number = |name| {
@@ -132,22 +132,23 @@ impl Observer {
         self.client.core.request(std::slice::from_ref(&self.key), command).await
     }
 
-    /// What INFO says; `None` if there is no lock.
+    /// The answer of INFO; `None` if the key has no lock.
     pub(crate) async fn info(&self) -> Result<Option<Value>, Error> {
         Ok(Some(self.ask(redis::cmd("RLOCK.INFO").arg(&self.key)).await?).filter(|info| *info != Value::Nil))
     }
 
-    /// Whether it has a holder, or its former holder [keeps it closed](crate::Guard::release_and_keep).
+    /// Whether the lock is held or [kept closed](crate::Guard::release_and_keep).
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with `WRONGTYPE` if something else is under the key, [`Error::Unavailable`] if no server answers.
+    /// [`Error::Refused`] with `WRONGTYPE` if the key holds something else, [`Error::Unavailable`]
+    /// if no server answers.
     pub async fn is_locked(&self) -> Result<bool, Error> {
         Ok(self.lease_left().await?.is_some())
     }
 
-    /// The time until the last lease of its holders ends, or until a lock that is
-    /// [kept closed](crate::Guard::release_and_keep) opens. `None` if the lock is free.
+    /// The time until the last lease of the holders expires, or until a lock that is [kept
+    /// closed](crate::Guard::release_and_keep) opens. `None` if the lock is free.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ impl Observer {
         Ok(u64::try_from(left).ok().map(Duration::from_millis))
     }
 
-    /// All who hold it.
+    /// All holders.
     ///
     /// # Errors
     ///
@@ -166,7 +167,7 @@ impl Observer {
         self.info().await?.map_or(Ok(Vec::new()), |info| Holder::all(needed(&info, "holders")?))
     }
 
-    /// All who wait for it, in the order of the queue.
+    /// All waiters, in queue order.
     ///
     /// # Errors
     ///
@@ -175,8 +176,8 @@ impl Observer {
         Waiter::all(&self.ask(redis::cmd("RLOCK.WAITERS").arg(&self.key)).await?)
     }
 
-    /// Follows what happens to it from now on, over the connection of the client. Who it happens to is not told: ask
-    /// [`holders`](Self::holders).
+    /// Follows the events of the lock from now on, over the connection of the client. Events do not
+    /// name the owner: use [`holders`](Self::holders).
     ///
     /// ```no_run
     /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
@@ -189,20 +190,23 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// [`Error::NoEvents`] if the server does not tell, see there; else as [`is_locked`](Self::is_locked).
+    /// [`Error::NoEvents`] if the server does not publish events or ACL rules forbid them;
+    /// otherwise as [`is_locked`](Self::is_locked).
     #[cfg(feature = "events")]
     pub async fn events(&self) -> Result<Events, Error> {
         Events::of(&self.client.core, &self.key).await
     }
 
-    /// Takes it away from all who hold it, and serves those who wait. Returns whether anybody held it.
+    /// Takes the lock away from all holders, and lets the server grant the next waiters. Returns
+    /// whether the lock was held.
     ///
-    /// Those who held go on believing until their next renewal, see [`Guard::lost`](crate::Guard::lost).
+    /// The former holders notice at their next renewal, see [`Guard::lost`](crate::Guard::lost).
     ///
     /// # Errors
     ///
-    /// As [`is_locked`](Self::is_locked). [`Error::Unavailable`] is also what comes of a lost answer: then it may have been done. It is not sent
-    /// again, because that would hit whoever was served by it.
+    /// As [`is_locked`](Self::is_locked). After a lost reply it returns [`Error::Unavailable`],
+    /// although the lock may have been taken away. It is not sent again, because a second copy
+    /// would hit the next holder.
     pub async fn force_release(&self) -> Result<bool, Error> {
         let Some(command) = self.force_command().await? else { return Ok(false) };
         let core = &self.client.core;
@@ -210,8 +214,9 @@ impl Observer {
         Ok(wire::number(&core.ask(slot, &command, core.common.command_timeout).await.said?)? == 1)
     }
 
-    /// The same for the one hold with a fencing token: the next holder is not hit by mistake, also if it is sent again after a lost answer.
-    /// Returns whether it was held just before.
+    /// Takes the lock away from the one hold with this fencing token. It never hits the next
+    /// holder, so it is sent again after a lost reply. Returns whether the token held the lock just
+    /// before.
     ///
     /// # Errors
     ///
@@ -223,7 +228,7 @@ impl Observer {
         Ok(wire::number(&self.ask(&command).await?)? == 1 || was_held)
     }
 
-    /// The command without a token; `None` if there is no lock.
+    /// The FORCERELEASE command without a token; `None` if the key has no lock.
     async fn force_command(&self) -> Result<Option<Cmd>, Error> {
         let Some(info) = self.info().await? else { return Ok(None) };
         let family = match wire::bytes(needed(&info, "kind")?)? {

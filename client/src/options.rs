@@ -1,4 +1,4 @@
-//! The options that every kind of lock takes.
+//! The options that every kind of lock accepts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use crate::Error;
 use crate::clock::Moment;
 
-/// The lease of a lock for which none was given.
+/// The lease if the caller gives none.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-/// The shortest lease that the module takes.
+/// The shortest lease that the module accepts.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 
-/// The longest lease and session grace that the module takes.
+/// The longest lease and session grace that the module accepts.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// How many bytes an owner may have.
+/// The length of an owner, in bytes.
 const OWNER_BYTES: std::ops::RangeInclusive<usize> = 1..=512;
 
-/// How many bytes a note may have.
+/// The maximum length of a note, in bytes.
 const NOTE_BYTES: usize = 256;
 
-/// Checks a span of time that the server would refuse.
+/// Refuses a duration that the server would refuse.
 pub(crate) fn check_span(name: &str, span: Duration, shortest: Duration) -> Result<(), Error> {
     if (shortest..=LONGEST).contains(&span) {
         return Ok(());
@@ -29,19 +29,19 @@ pub(crate) fn check_span(name: &str, span: Duration, shortest: Duration) -> Resu
     Err(Error::Argument(format!("{name} is {span:?}; expected {shortest:?} to 365 days")))
 }
 
-/// What the caller says about an acquisition.
+/// The options of an acquisition.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) lease: Duration,
     pub(crate) renews: bool,
     pub(crate) session_grace: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// When the hold ends that this one comes of, if it has a longest time.
+    /// When `max_hold` of the guard that this acquisition started from ends, if it has one.
     pub(crate) ends_by: Option<Moment>,
     pub(crate) owner: Option<Arc<[u8]>>,
     pub(crate) note: Option<Arc<[u8]>>,
     pub(crate) replicas: Option<(u32, Duration)>,
-    /// How long the server keeps the place of a fair lock's waiter whose connection has closed.
+    /// How long a fair lock keeps the place of a waiter whose connection has closed.
     pub(crate) place_grace: Option<Duration>,
 }
 
@@ -62,7 +62,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Checks what the server would refuse.
+    /// Refuses options that the server would refuse.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_span("lease", self.lease, SHORTEST)?;
         let spans = [
@@ -82,17 +82,19 @@ impl Options {
         Ok(())
     }
 
-    /// The lease to ask for: at most `max_hold`, and the longest one that the server grants.
+    /// The lease to request: at most `max_hold`, and at most the longest lease that the server
+    /// grants.
     pub(crate) fn lease(&self, longest: Duration) -> Duration {
         self.lease.min(self.max_hold.unwrap_or(LONGEST)).min(longest)
     }
 }
 
-/// Adds the options about how long to hold to a builder that implements `options_mut`.
+/// Adds the options about the duration of a hold to a builder that implements `options_mut`.
 macro_rules! holding_methods {
     () => {
-        /// How long a hold lives without renewal, 1 ms to 365 days, in whole milliseconds. The guard renews it every third of this time,
-        /// so it is how long the lock stays held after its holder crashed. Default: 30 s.
+        /// How long the hold lives without renewal, 1 ms to 365 days, in whole milliseconds. The
+        /// guard renews it every third of this time. After a crash of the holder the lock stays
+        /// held for up to this time. Default: 30 s.
         #[must_use]
         pub fn lease(mut self, lease: std::time::Duration) -> Self {
             let options = self.options_mut();
@@ -100,7 +102,8 @@ macro_rules! holding_methods {
             self
         }
 
-        /// As [`lease`](Self::lease), but the guard does not renew the hold: it is lost when this time has passed.
+        /// As [`lease`](Self::lease), but the guard does not renew the hold: it is lost after this
+        /// time.
         #[must_use]
         pub fn fixed_lease(mut self, lease: std::time::Duration) -> Self {
             let options = self.options_mut();
@@ -108,7 +111,7 @@ macro_rules! holding_methods {
             self
         }
 
-        /// Ends the hold this long after it was granted, whatever renewals there are.
+        /// Ends the hold this long after its grant, even if it is renewed.
         #[must_use]
         pub fn max_hold(mut self, most: std::time::Duration) -> Self {
             self.options_mut().max_hold = Some(most);
@@ -123,39 +126,45 @@ macro_rules! option_methods {
     () => {
         crate::options::holding_methods!();
 
-        /// Ends the hold this long after its connection has closed, 0 to 365 days, so that a crash of this process is noticed sooner than
-        /// by the lease. The client binds the hold to a new connection as soon as one is lost, and renews it every third of this time.
+        /// Ends the hold this long after its connection closes, 0 to 365 days, so that the server
+        /// notices a crash of this process sooner than by the lease. The client binds the hold to a
+        /// new connection as soon as one is lost, and renews it every third of this time.
         ///
-        /// With 0 the server ends the hold with the connection.
+        /// With 0 the hold ends as soon as its connection closes.
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
             self.options_mut().session_grace = Some(grace);
             self
         }
 
-        /// The owner in whose name to hold, 1 to 512 bytes. Without it every acquisition has an owner of its own.
+        /// The owner of the hold, 1 to 512 bytes. By default each acquisition has its own owner.
         ///
-        /// Acquiring again what this owner holds already through the same client counts a re-entry: the lock is released with the last of
-        /// the guards. The server refuses to let owners wait for each other in a circle ([`Error::Deadlock`](crate::Error::Deadlock)).
+        /// If this owner already holds the lock through the same client, acquiring it again is a
+        /// re-entry: the last of the guards releases the lock. If owners would wait for each other
+        /// in a cycle, the server refuses with [`Error::Deadlock`](crate::Error::Deadlock).
         ///
-        /// An owner stands for one thread of control, and has one request at a time for a key: while it waits, its releases for that key
-        /// wait too. Requests of one owner from different clients end each other ([`Error::Superseded`](crate::Error::Superseded)).
+        /// An owner stands for one thread of control, with one request at a time per key: while it
+        /// waits, its releases of that key wait too. Requests of one owner from different clients
+        /// end each other with [`Error::Superseded`](crate::Error::Superseded).
         #[must_use]
         pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
             self.options_mut().owner = Some(owner.as_ref().into());
             self
         }
 
-        /// A text for people, up to 256 bytes, that the server stores with the hold: the host and process, or the URL of a build. The
-        /// [holder](crate::Holder::note) and the [waiter](crate::Waiter::note) show it.
+        /// A text for people, up to 256 bytes, that the server stores with the hold, such as the
+        /// host and process, or the URL of a build. See [`Holder::note`](crate::Holder::note) and
+        /// [`Waiter::note`](crate::Waiter::note).
         #[must_use]
         pub fn note(mut self, note: impl AsRef<[u8]>) -> Self {
             self.options_mut().note = Some(note.as_ref().into());
             self
         }
 
-        /// Reports a grant only when this many replicas have acknowledged it within `timeout`. Otherwise the client gives it back and
-        /// fails with [`Error::Replicas`](crate::Error::Replicas). Each acquisition opens a connection for this.
+        /// Reports a grant only after this many replicas have acknowledged it within `timeout`.
+        /// Otherwise the client releases the lock and fails with
+        /// [`Error::Replicas`](crate::Error::Replicas). Each acquisition opens a connection for
+        /// this.
         #[must_use]
         pub fn replicas(mut self, replicas: u32, timeout: std::time::Duration) -> Self {
             self.options_mut().replicas = Some((replicas, timeout));

@@ -1,4 +1,5 @@
-//! What the requests of an owner that has a name share: they come one after the other, and find what it holds already.
+//! State that requests of a named owner share: they run one after the other, and find the holds
+//! that the owner has.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -10,23 +11,24 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::wire::Subject;
 
-/// The desks in use.
+/// All desks in use.
 #[derive(Default)]
 pub(crate) struct Owners(Mutex<HashMap<OwnerAndKey, Weak<Desk>>>);
 
 type OwnerAndKey = (Vec<u8>, Vec<u8>);
 
-/// What one owner has of one key.
+/// The queue of requests, and the holds, of one owner on one key.
 #[derive(Default)]
 pub(crate) struct Desk {
     turn: Arc<tokio::sync::Mutex<()>>,
     holds: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
 }
 
-/// The desks of all keys of a request, in the order of the keys.
+/// The desks for all keys of a request, ordered by key.
 pub(crate) type Desks = Arc<[Arc<Desk>]>;
 
-/// The turn of one request. The server remembers one id for an owner and a key, so requests do not overtake each other.
+/// The right of one request to run. The server remembers one request id per owner and key, so
+/// requests must not overtake each other.
 pub(crate) type Turn = Vec<OwnedMutexGuard<()>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -38,7 +40,7 @@ impl Owners {
         let mut keys: Vec<_> = subject.keys.iter().collect();
         keys.sort();
         let mut desks = lock(&self.0);
-        // Each doubling makes room once, so this costs little on average.
+        // Scan only when the map would grow: the cost per entry stays constant on average.
         if desks.len() == desks.capacity() {
             desks.retain(|_, desk| desk.strong_count() > 0);
         }
@@ -54,7 +56,7 @@ impl Owners {
     }
 }
 
-/// Waits until the requests before have ended.
+/// Waits until all earlier requests are done.
 pub(crate) async fn turn(desks: &[Arc<Desk>]) -> Turn {
     let mut turn = Vec::with_capacity(desks.len());
     for desk in desks {
@@ -63,7 +65,7 @@ pub(crate) async fn turn(desks: &[Arc<Desk>]) -> Turn {
     turn
 }
 
-/// Takes a place in the order of requests now, and waits for the turn later.
+/// Takes a place in the queue of requests now, and waits for its turn later.
 pub(crate) fn turn_from_now_on(desks: Desks) -> Pin<Box<dyn Future<Output = Turn> + Send>> {
     let mut turn: Pin<Box<dyn Future<Output = Turn> + Send>> = Box::pin(async move { turn(&desks).await });
     match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -73,7 +75,7 @@ pub(crate) fn turn_from_now_on(desks: Desks) -> Pin<Box<dyn Future<Output = Turn
 }
 
 impl Desk {
-    /// What the owner has of the key, as the module of holds has registered it.
+    /// The holds that the owner has on the key, registered by the module `hold`.
     pub(crate) fn holds(&self) -> MutexGuard<'_, Vec<Weak<dyn Any + Send + Sync>>> {
         lock(&self.holds)
     }

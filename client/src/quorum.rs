@@ -1,8 +1,9 @@
-//! A lock on several independent primaries: held as long as a majority holds.
+//! A lock on several independent primaries, held while a majority holds it.
 //!
-//! The Redlock algorithm, with the parts of this crate: each server's hold has its own validity, counted from the sending of its request,
-//! and its own renewals. A server that grants late joins, so that the guard outlives the loss of one of those that decided; but not once
-//! the guard is lost, since another owner may have held since.
+//! This is the Redlock algorithm. Each server's hold has its own validity, counted from the moment
+//! its request was sent, and its own renewals. A server that grants late joins the guard, so that
+//! the guard survives the loss of one of the first servers. It cannot join a lost guard: another
+//! owner may have held the lock since.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -22,24 +23,26 @@ use crate::lock::run;
 use crate::options::{Options, option_methods};
 use crate::wire::Family;
 
-/// How long one server may take by default.
+/// The default time limit for one server.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The longest pause between two attempts. Its length is random, so that two who want the same do not stay in step.
+/// The longest pause between two attempts. Pauses are random, so that competing clients do not stay
+/// in step.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Independent masters, none of which replicates another. An odd number makes sense: 2n + 1 servers bear the loss of n.
+/// Independent primaries, none of which replicates another. Use an odd number: 2n + 1 servers
+/// tolerate the loss of n.
 #[derive(Clone, Debug)]
 pub struct Quorum {
     clients: Arc<[Client]>,
 }
 
 impl Quorum {
-    /// The servers, each through a client of its own.
+    /// A quorum of these servers, each with its own client.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is none.
+    /// [`Error::Argument`] if there is no client.
     pub fn new(clients: impl IntoIterator<Item = Client>) -> Result<Self, Error> {
         let clients: Arc<[Client]> = clients.into_iter().collect();
         if clients.is_empty() {
@@ -48,37 +51,40 @@ impl Quorum {
         Ok(Self { clients })
     }
 
-    /// The servers by address. Those that are down now are tried again with each request. Must be called inside a tokio runtime.
+    /// A quorum of the servers at these addresses. Servers that are down now are tried again with
+    /// each request. Must be called inside a tokio runtime.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if there is none, or if an address cannot be read.
+    /// [`Error::Argument`] if there is no address, or one is malformed.
     pub fn connect(options: &Builder, urls: &[&str]) -> Result<Self, Error> {
         let clients: Result<Vec<_>, _> = urls.iter().map(|url| options.clone().connect_later(url)).collect();
         Self::new(clients?)
     }
 
-    /// A mutex under the same key on all servers.
+    /// A mutex on the same key on all servers.
     pub fn lock(&self, key: impl AsRef<[u8]>) -> QuorumLock {
         self.lock_of(Family::Mutex, key.as_ref())
     }
 
-    /// A lock for many readers or one writer, under the same key on all servers.
+    /// A lock for many readers or one writer, on the same key on all servers.
     pub fn rw_lock(&self, key: impl AsRef<[u8]>) -> QuorumRwLock {
         QuorumRwLock { quorum: self.clone(), key: key.as_ref().to_vec() }
     }
 
-    /// Closes the clients of all servers at once, see [`Client::close`]: it takes no longer than for the slowest of them. The last thing to do
-    /// before the runtime ends. What a majority did not wait for is released by then as well.
+    /// Closes the clients of all servers at once, see [`Client::close`]. It takes no longer than
+    /// the slowest of them, and also waits for the releases that [`QuorumGuard::release`] did not
+    /// wait for. Call it before the runtime stops.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the clients are closed, and the rest is left to the background.
+    /// The clients are closed even if the future is dropped; the releases go on in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::LeftBehind`] if not everything was released in time, with the requests of all servers together: those of a server that hangs
-    /// are among them. The rest is tried further.
+    /// [`Error::LeftBehind`] with the requests of all servers that had no answer in time, such as
+    /// those of a server that hangs. The clients keep retrying them in the background, and their
+    /// leases end what is left.
     pub async fn close(&self) -> Result<(), Error> {
         let closed = join_all(self.clients.iter().map(Client::close)).await;
         closed.into_iter().fold(Ok(()), both)
@@ -89,12 +95,12 @@ impl Quorum {
     }
 }
 
-/// Whether a server is not of use for this lock, until somebody changes something there.
+/// Whether the server is useless for this lock until an operator changes it.
 fn is_of_the_server(error: &Error) -> bool {
     matches!(error, Error::Closed | Error::ModuleMissing(_) | Error::ModuleTooOld(_) | Error::Refused { .. })
 }
 
-/// What two clients have left behind together.
+/// Adds up what two clients have left behind.
 fn both(one: Result<(), Error>, other: Result<(), Error>) -> Result<(), Error> {
     match (one, other) {
         (Err(Error::LeftBehind { requests: one }), Err(Error::LeftBehind { requests: other })) => {
@@ -104,9 +110,10 @@ fn both(one: Result<(), Error>, other: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// A lock for many readers or one writer on a [`Quorum`]. Any majority of a writer has a server in common with that of any reader.
+/// A lock for many readers or one writer on a [`Quorum`]. Any writer's majority shares a server
+/// with any reader's majority.
 ///
-/// Nobody waits in a queue, so a writer has to find a moment without readers on a majority.
+/// There is no queue, so a writer has to find a moment without readers on a majority.
 #[derive(Clone, Debug)]
 pub struct QuorumRwLock {
     quorum: Quorum,
@@ -114,21 +121,22 @@ pub struct QuorumRwLock {
 }
 
 impl QuorumRwLock {
-    /// The side of the readers.
+    /// The read lock.
     pub fn read(&self) -> QuorumLock {
         self.quorum.lock_of(Family::Read, &self.key)
     }
 
-    /// The side of the writer.
+    /// The write lock.
     pub fn write(&self) -> QuorumLock {
         self.quorum.lock_of(Family::Write, &self.key)
     }
 }
 
-/// A lock on a [`Quorum`]: a mutex, or one side of a [`QuorumRwLock`].
+/// A lock on a [`Quorum`]: a mutex, or the read or write lock of a [`QuorumRwLock`].
 ///
-/// There is no fair one: requests come to the servers in different orders, so there is none to keep. And there is no semaphore, because
-/// majorities do not count: with two permits on each of three servers, three holders find two servers each.
+/// There is no fair lock: requests reach the servers in different orders, so there is no common
+/// queue. There is no semaphore either, because majorities do not count: with two permits on each
+/// of three servers, three holders find two servers each.
 #[derive(Clone, Debug)]
 pub struct QuorumLock {
     quorum: Quorum,
@@ -143,7 +151,8 @@ impl QuorumLock {
 
     option_methods!();
 
-    /// How long one server may take to answer. It should be small against the lease. Default: 250 ms.
+    /// How long to wait for one server's answer. It should be short compared with the lease.
+    /// Default: 250 ms.
     #[must_use]
     pub fn server_timeout(mut self, timeout: Duration) -> Self {
         self.server_timeout = timeout;
@@ -154,18 +163,20 @@ impl QuorumLock {
         self.quorum.clients.len() / 2 + 1
     }
 
-    /// Asks all servers at once, and is done when a majority has decided. `None` if a majority answered, and too few of them granted.
+    /// Asks all servers at once, and returns as soon as a majority has decided. `None` if a
+    /// majority answered, but too few of them granted the lock.
     ///
-    /// A server that grants later joins the guard, or is released if there is none.
+    /// A server that grants later joins the guard, or is released if there is no guard.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases in the background what was granted meanwhile.
+    /// If the future is dropped, locks granted meanwhile are released in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::NoQuorum`] if no majority answered within [`server_timeout`](Self::server_timeout). [`Error::Closed`],
-    /// [`Error::ModuleMissing`], [`Error::ModuleTooOld`] or [`Error::Refused`] if so many servers say that that the others are no majority.
+    /// [`Error::NoQuorum`] if no majority answered within [`server_timeout`](Self::server_timeout).
+    /// [`Error::Closed`], [`Error::ModuleMissing`], [`Error::ModuleTooOld`] or [`Error::Refused`]
+    /// if servers fail with these errors and the others are no majority.
     pub async fn try_acquire(&self) -> Result<Option<QuorumGuard>, Error> {
         self.wanted.check()?;
         let servers = self.quorum.clients.len();
@@ -182,13 +193,14 @@ impl QuorumLock {
             let home = core.common.home.clone();
             let attempt = async move {
                 let outcome = timeout(within, core.acquire(&wanted, Wait::Not)).await;
-                // Closing the client waits until it is known who gets what was granted, or its release has begun.
+                // Closing the client waits until the guard has this hold, or its release has
+                // started.
                 (outcome.ok(), token)
             };
             attempts.spawn_on(attempt, &home);
         }
         let (mut holds, mut refusals) = (Vec::with_capacity(servers), 0);
-        // With so many lost the others are no majority.
+        // If this many servers fail, the others are no majority.
         let too_many = servers - self.majority() + 1;
         while holds.len() < self.majority() && refusals < self.majority() && misfits.len() < too_many {
             let Some(attempt) = attempts.join_next().await else { break };
@@ -202,11 +214,11 @@ impl QuorumLock {
                     }
                 }
                 Ok((None, _)) => tracing::debug!("a server of a quorum did not answer in time"),
-                // Its runtime has ended, and does not come back as a server does.
+                // The runtime of this client has stopped, which is permanent.
                 Err(_) => misfits.push(Error::Closed),
             }
         }
-        // One of the clients may have been closed meanwhile: what was granted there is given back.
+        // A client may have been closed meanwhile; release what its server granted.
         holds.retain(|held: &Held| held.hold.request.core.enter().is_ok());
         let granted = holds.len();
         let guard = QuorumGuard::of(holds, self.majority());
@@ -214,7 +226,7 @@ impl QuorumLock {
             guard.gather(attempts);
             return Ok(Some(guard));
         }
-        // Dropping it releases on all servers at once, in the background. So does dropping the attempts.
+        // Dropping the guard or the attempts releases on all servers at once, in the background.
         drop(guard);
         match misfits.into_iter().nth(too_many - 1) {
             Some(error) => Err(error),
@@ -223,7 +235,7 @@ impl QuorumLock {
         }
     }
 
-    /// Acquires it, and tries again for as long as others hold it or no majority answers.
+    /// Acquires the lock. Retries while others hold it or no majority answers.
     ///
     /// # Cancel safety
     ///
@@ -231,12 +243,12 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// As [`try_acquire`](Self::try_acquire), but for [`Error::NoQuorum`].
+    /// As [`try_acquire`](Self::try_acquire), except [`Error::NoQuorum`].
     pub async fn acquire(&self) -> Result<QuorumGuard, Error> {
         self.acquire_until(None).await
     }
 
-    /// Acquires it, and tries for no longer than `timeout`.
+    /// Acquires the lock, retrying no longer than `timeout`.
     ///
     /// # Cancel safety
     ///
@@ -244,8 +256,8 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if others held it in the end, [`Error::NoQuorum`] if no majority answered in the end; else as
-    /// [`try_acquire`](Self::try_acquire).
+    /// If others held the lock at the last attempt, [`Error::Timeout`]; if no majority answered,
+    /// [`Error::NoQuorum`]. Otherwise as [`try_acquire`](Self::try_acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<QuorumGuard, Error> {
         self.acquire_until(Instant::now().checked_add(timeout)).await
     }
@@ -255,7 +267,7 @@ impl QuorumLock {
             let failure = match self.try_acquire().await {
                 Ok(Some(guard)) => return Ok(guard),
                 Ok(None) => Error::Timeout,
-                // A majority is silent, as a single server is while it restarts.
+                // A majority is silent, as a single server is during its restart.
                 Err(error @ Error::NoQuorum { .. }) => error,
                 Err(error) => return Err(error),
             };
@@ -267,32 +279,35 @@ impl QuorumLock {
         }
     }
 
-    /// Acquires it, does some work, and releases it, as [`Lock::run`](crate::Lock::run).
+    /// Acquires the lock, runs `work`, and releases the lock, as [`Lock::run`](crate::Lock::run).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the work, and releases in the background.
+    /// Dropping the future drops `work` and releases the lock in the background.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if the lock was lost before the work was done.
+    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if the lock was lost before `work`
+    /// completed.
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&QuorumGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         run(guard, work, QuorumGuard::lost, |guard| async move { guard.release().await }, &self.quorum.clients[0]).await
     }
 }
 
-/// What an attempt on one server has come to; nothing if the server did not answer in time. Closing the client waits for the token.
+/// The outcome of an attempt on one server; `None` if the server did not answer in time. Closing
+/// the client waits for the token.
 type Attempt = (Option<Result<Option<Held>, Error>>, tokio_util::task::task_tracker::TaskTrackerToken);
 
-/// The holds of a guard, or `None` when it is being released.
+/// The holds of a guard; `None` once it is being released.
 type Holds = Mutex<Option<Vec<Held>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lock that a majority of servers has granted. Dropping it releases everywhere, in the background.
+/// A lock that a majority of servers has granted. Dropping it releases on all servers, in the
+/// background.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct QuorumGuard {
@@ -307,7 +322,8 @@ impl QuorumGuard {
         Self { holds: Arc::new(Mutex::new(Some(holds))), token, majority }
     }
 
-    /// Adds what is granted late. What comes when there is no guard any more, or when it is lost, is dropped, and so released.
+    /// Adds late grants to the guard. A grant that comes after the guard was dropped or lost is
+    /// released.
     fn gather(&self, mut attempts: JoinSet<Attempt>) {
         let (holds, majority) = (Arc::downgrade(&self.holds), self.majority);
         let home = lock(&self.holds).iter().flatten().next().map(|held| held.hold.request.core.common.home.clone());
@@ -323,37 +339,38 @@ impl QuorumGuard {
         }
     }
 
-    /// What has been granted so far.
+    /// All holds granted so far.
     fn granted(&self) -> Vec<Arc<Hold>> {
         lock(&self.holds).iter().flatten().map(|held| held.hold.clone()).collect()
     }
 
-    /// The highest fencing token of the servers that decided. It rises from holder to holder as long as the servers' clocks differ by less
-    /// than passes between two holders.
+    /// The highest fencing token of the servers that decided. It increases from holder to holder,
+    /// provided the servers' clocks differ by less than the time between two holders.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Whether a majority can be relied upon at this moment.
+    /// Whether a majority of the holds is valid now.
     pub fn is_held(&self) -> bool {
         !self.valid_for().is_zero()
     }
 
-    /// How long a majority can be relied upon if nothing is renewed again; zero if it is lost.
+    /// How long a majority of the holds stays valid without another renewal; zero if the lock is
+    /// lost.
     pub fn valid_for(&self) -> Duration {
         majority_valid_for(&self.granted(), self.majority)
     }
 
-    /// Resolves as soon as fewer than a majority of the servers can be relied upon.
+    /// Resolves as soon as fewer than a majority of the holds are valid.
     ///
     /// # Cancel safety
     ///
-    /// It may be dropped and asked for again.
+    /// This future is cancel safe. The method may be called again.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
         let (holds, majority) = (Arc::downgrade(&self.holds), self.majority);
         let (mut pending, mut seen) = (Vec::new(), 0);
         std::future::poll_fn(move |context| {
-            // Those that have joined since are as good as the first.
+            // Holds that joined later count like the first ones.
             if let Some(holds) = holds.upgrade() {
                 let holds = lock(&holds);
                 let holds = holds.as_deref().unwrap_or_default();
@@ -365,7 +382,7 @@ impl QuorumGuard {
         })
     }
 
-    /// Resolves when all that has been granted so far has been released.
+    /// Resolves when all holds granted so far are released.
     #[cfg(feature = "blocking")]
     pub(crate) fn released(&self) -> impl Future<Output = ()> + Send + Sync + use<> {
         let granted: Vec<_> = self.granted().iter().map(|hold| hold.done.clone()).collect();
@@ -376,15 +393,16 @@ impl QuorumGuard {
         }
     }
 
-    /// Renews everywhere now, all servers at once.
+    /// Renews on all servers at once.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, renewals may or may not take place.
+    /// If the future is dropped, renewals may or may not happen.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if no majority holds it any more, [`Error::Unavailable`] if not enough servers answered to tell.
+    /// If no majority could be renewed: [`Error::Lost`], or the error of a server that failed
+    /// otherwise, as of [`Guard::renew`](crate::Guard::renew).
     pub async fn renew(&self) -> Result<(), Error> {
         let mut renewals = JoinSet::new();
         for hold in self.granted() {
@@ -394,15 +412,16 @@ impl QuorumGuard {
         self.majority_of(renewals).await
     }
 
-    /// Releases everywhere, all servers at once, and waits until a majority has answered.
+    /// Releases on all servers at once, and waits until a majority has answered.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves the rest to the background.
+    /// If the future is dropped, the release goes on in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if no majority held it to the end, [`Error::Unavailable`] if not enough servers answered to tell.
+    /// If no majority confirmed the release: [`Error::Lost`] if the holds had ended before, or the
+    /// error of a server, such as [`Error::Unavailable`] if it did not answer.
     pub async fn release(self) -> Result<(), Error> {
         let mut releases = JoinSet::new();
         let holds = lock(&self.holds).take();
@@ -419,7 +438,8 @@ impl QuorumGuard {
         self.majority_of(releases).await
     }
 
-    /// Waits until a majority has done something, or cannot any more. The others go on in the background.
+    /// Waits until a majority has succeeded, or cannot. The remaining tasks go on in the
+    /// background.
     async fn majority_of(&self, mut tasks: JoinSet<Result<(), Error>>) -> Result<(), Error> {
         let (mut done, mut unknown) = (0, None);
         while let Some(outcome) = tasks.join_next().await {
@@ -438,14 +458,15 @@ impl QuorumGuard {
     }
 }
 
-/// For how long as many as a majority can be relied upon.
+/// How long at least `majority` of the holds stay valid.
 fn majority_valid_for(holds: &[Arc<Hold>], majority: usize) -> Duration {
     let mut valid: Vec<_> = holds.iter().map(Hold::valid_for).collect();
     valid.sort_unstable();
     valid.into_iter().rev().nth(majority - 1).unwrap_or_default()
 }
 
-/// Adds a hold to those of a guard, if there is one, and it is not lost. A hold that is lost is never held again, so neither is the guard.
+/// Adds a hold to a guard, unless the guard is dropped or lost. A lost hold never becomes valid
+/// again, so a guard does not either.
 fn join(holds: &Weak<Holds>, held: Held, majority: usize) {
     let Some(holds) = holds.upgrade() else { return };
     if let Some(holds) = &mut *lock(&holds) {
@@ -470,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_clients_leave_behind_is_counted_together() {
+    fn requests_left_behind_by_several_clients_are_added_up() {
         let left = |requests| if requests == 0 { Ok(()) } else { Err(Error::LeftBehind { requests }) };
         for (one, other) in [(0, 0), (3, 0), (0, 3), (3, 4)] {
             assert_eq!(both(left(one), left(other)), left(one + other));

@@ -1,5 +1,6 @@
-//! One task for each client tells losses and renews what is due: asynchronously, and what is due together in one pipeline for each server.
-//! It awaits no answer, so no slow server or hold delays another one.
+//! One task per client detects losses and renews holds. Renewals that are due together share one
+//! pipeline per server. The task awaits no answer, so a slow server or hold does not delay the
+//! others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,39 +16,40 @@ use crate::clock::Moment;
 use crate::node::{Node, Servers};
 use crate::transport::{Common, Link};
 
-/// Timers stand still while the machine is suspended, and tests move the clock: so often the task looks at it while there are holds.
+/// How often the task reads the clock while there are holds: timers stand still while the machine
+/// is suspended, and tests move the clock.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
-/// What is looked at when it is due: a hold.
+/// A hold, as the renewal task sees it.
 pub(crate) trait Renewed: Send + Sync {
-    /// Ends the belief, or asks for a renewal, and for how long that may take.
+    /// Ends an expired hold, or returns the renewal to send and its time limit.
     fn look(self: Arc<Self>, now: Moment) -> Option<(Cmd, Duration)>;
 
-    /// A connection has closed, to which it may be bound.
+    /// A connection has closed that this hold may be bound to.
     fn look_if_bound(self: Arc<Self>);
 
-    /// Its client is closed.
+    /// The client is closed.
     fn close(self: Arc<Self>);
 
     fn slot(&self) -> Option<u16>;
 
     fn servers(&self) -> &dyn Servers;
 
-    /// Takes the answer to a RENEW.
+    /// Handles the answer to a RENEW.
     fn renewed(self: Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>);
 
-    /// Makes an attempt of its own, in the background.
+    /// Renews this hold by a request of its own, in the background.
     fn renew_alone(self: Arc<Self>, command: Cmd, within: Duration);
 }
 
-/// Where a hold stands among those that are looked at.
+/// The position of a hold in the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Place {
     at: Moment,
     number: u64,
 }
 
-/// The holds of a client by the moment at which they are looked at.
+/// The schedule of a client's holds, by the moment of their next check.
 pub(crate) struct Renewals {
     due: Mutex<Due>,
     sooner: Notify,
@@ -72,14 +74,15 @@ impl Renewals {
         self.due.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a new hold, which is not looked at yet.
+    /// A position for a new hold, not scheduled yet.
     pub(crate) fn place(&self) -> Place {
         let mut due = self.lock();
         due.last_number += 1;
         Place { at: Moment::NEVER, number: due.last_number }
     }
 
-    /// From now on the hold is looked at at this moment. Called with the hold's state locked, as `forget` is.
+    /// Schedules the next check of the hold. Like `forget`, it is called with the state of the hold
+    /// locked.
     pub(crate) fn look_at(&self, hold: Arc<dyn Renewed>, place: &mut Place, at: Moment) {
         let mut due = self.lock();
         due.holds.remove(place);
@@ -92,7 +95,7 @@ impl Renewals {
     }
 
     pub(crate) fn forget(&self, place: &Place) {
-        // The hold may be the last to know the client.
+        // The hold may own the last reference to the client, so drop it after unlocking.
         let hold = self.lock().holds.remove(place);
         drop(hold);
     }
@@ -101,21 +104,21 @@ impl Renewals {
         self.lock().holds.values().cloned().collect()
     }
 
-    /// Looks at the holds that are bound to a connection: one has closed.
+    /// Checks the holds that are bound to connections, after one has closed.
     pub(crate) fn connection_closed(&self) {
         for hold in self.all() {
             hold.look_if_bound();
         }
     }
 
-    /// The client is closed.
+    /// Ends all holds, because the client is closed.
     pub(crate) fn end_all(&self) {
         for hold in self.all() {
             hold.close();
         }
     }
 
-    /// Looks at holds until the client ends.
+    /// Checks holds until the client ends.
     pub(crate) async fn run(self: Arc<Self>, common: Arc<Common>) {
         loop {
             let now = common.clock.now();
@@ -126,11 +129,12 @@ impl Renewals {
             };
             let mut groups = HashMap::new();
             for hold in due.into_values() {
-                // Whoever is told of a loss may panic. That must not end the renewals of the others.
+                // Reporting a loss may panic in the application's code, which must not stop the
+                // renewals of other holds.
                 let renewal = catch_unwind(AssertUnwindSafe(|| hold.clone().look(now)));
                 if let Some((command, attempt)) = renewal.ok().flatten() {
                     let node = hold.servers().known(hold.slot());
-                    // Attempts that may take about as long share a pipeline.
+                    // Attempts with similar time limits share a pipeline.
                     let length = attempt.as_micros().checked_ilog2();
                     let slot = if node.is_some() { None } else { hold.slot() };
                     let group = (node.as_ref().map(|node| Arc::as_ptr(node).addr()), slot, length);

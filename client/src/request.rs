@@ -1,4 +1,4 @@
-//! What one acquisition asks for, and what it sends.
+//! The request of one acquisition, and how it is sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
     pub(crate) subject: Subject,
     pub(crate) options: Options,
-    /// At most the longest one that the server grants.
+    /// At most the longest lease that the server grants.
     pub(crate) lease: Duration,
     pub(crate) slot: Option<u16>,
 }
@@ -28,7 +28,7 @@ impl Request {
         Self { core: core.clone(), subject, options: options.clone(), lease, slot }
     }
 
-    /// The first key, for a person to read.
+    /// The first key as text, for logs.
     pub(crate) fn key(&self) -> String {
         String::from_utf8_lossy(self.subject.first_key()).into_owned()
     }
@@ -39,12 +39,13 @@ impl Request {
         self.subject.acquire(Acquire { lease: self.lease, session_grace, place_grace, ask, request_id, note })
     }
 
-    /// Sends a command once, and waits for as long as one command may take, or for less.
+    /// Sends a command once, and waits for at most `command_timeout` or `within`.
     pub(crate) async fn ask(&self, command: &Cmd, within: Duration) -> Reply {
         self.core.ask(self.slot, command, within.min(self.core.common.command_timeout)).await
     }
 
-    /// Releases several keys one by one: MRELEASE changes nothing if the owner does not hold one of them. Returns how many it held.
+    /// Releases several keys one by one, because MRELEASE changes nothing if the owner lacks one of
+    /// them. Returns how many keys were released.
     pub(crate) async fn release_each(&self, tokens: &[u64]) -> usize {
         let mut held = 0;
         for (at, key) in self.subject.keys.iter().enumerate() {
@@ -56,7 +57,8 @@ impl Request {
         held
     }
 
-    /// Sends commands in one write, over a connection if that is open, and follows redirections.
+    /// Sends commands in one write, over the given connection if that is open, and follows
+    /// redirections.
     pub(crate) async fn ask_all(
         &self,
         link: Option<&Arc<Link>>,
@@ -75,7 +77,8 @@ impl Request {
         let sent = self.core.now();
         let answers = link.ask_all(&pipeline, within).await.inspect_err(|_| {
             if link.is_silent_since(sent) {
-                // What was sent over it has ended when it is closed, so nothing that follows overtakes it.
+                // The server drops everything sent over a connection when that closes, so later
+                // commands cannot be overtaken.
                 node.abandon(&link);
                 link.close();
             }

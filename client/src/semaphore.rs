@@ -1,4 +1,4 @@
-//! Semaphores: permits under one key, and what is done to the semaphore itself.
+//! Semaphores: several permits under one key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +20,11 @@ use crate::options::{Options, check_span, holding_methods};
 use crate::request::Request;
 use crate::wire::{self, Family};
 
-/// A number of permits under one key. It stays when nobody holds any: make it once with [`init`](Self::init).
+/// Several permits under one key. A semaphore exists also while no permit is held: create it once
+/// with [`init`](Self::init).
 ///
-/// Each acquisition has an owner of its own. The caller can name one with [`owner`](Lock::owner): acquiring the same number of permits again
-/// in its name is a re-entry, which takes none.
+/// Each acquisition has its own owner, unless the caller sets one with [`owner`](Lock::owner). If
+/// that owner acquires the same number of permits again, this is a re-entry and takes no permits.
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     client: Client,
@@ -31,31 +32,34 @@ pub struct Semaphore {
 }
 
 impl Client {
-    /// A number of permits.
+    /// A semaphore.
     pub fn semaphore(&self, key: impl AsRef<[u8]>) -> Semaphore {
         Semaphore { client: self.clone(), key: key.as_ref().to_vec() }
     }
 }
 
 impl Semaphore {
-    /// Makes the semaphore with so many permits if there is none under the key. Returns whether there was none. If the answer is lost it asks
-    /// again, and then `false` may also mean the semaphore that it has made itself.
+    /// Creates the semaphore with this many permits. Returns false, and changes nothing, if it
+    /// exists. After a lost reply the client retries; then `false` may also mean that the first
+    /// copy created it.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may or may not take place.
+    /// If the future is dropped, the request may or may not be executed.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with `WRONGTYPE` if something else is under the key.
+    /// [`Error::Refused`] with `WRONGTYPE` if the key holds something else.
     pub async fn init(&self, permits: u32) -> Result<bool, Error> {
         Ok(self.configure("INIT", permits, None).await? == 1)
     }
 
-    /// [`init`](Self::init) with an idle time: the server deletes the semaphore after `idle` without holders and waiters. A semaphore that
-    /// exists gets this idle time, which begins again. `idle` is 0 to 365 days, rounded up to whole milliseconds; 0 removes the idle time.
+    /// As [`init`](Self::init), with an idle time: the server deletes the semaphore after `idle`
+    /// without holders and waiters. An existing semaphore gets this idle time, which starts anew.
+    /// `idle` is 0 to 365 days, rounded up to whole milliseconds; 0 removes the idle time.
     ///
-    /// After the deletion acquisitions fail with [`Error::Refused`] with `NOSEMAPHORE`, until a client calls `init` again.
+    /// After the deletion acquisitions fail with [`Error::Refused`] with `NOSEMAPHORE`, until a
+    /// client calls `init` again.
     ///
     /// # Cancel safety
     ///
@@ -63,26 +67,28 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`init`](Self::init); [`Error::Argument`] if `idle` is not in its range.
+    /// As [`init`](Self::init); [`Error::Argument`] if `idle` is out of range.
     pub async fn init_with_idle(&self, permits: u32, idle: Duration) -> Result<bool, Error> {
         check_span("idle", idle, Duration::ZERO)?;
         Ok(self.configure("INIT", permits, Some(idle)).await? == 1)
     }
 
-    /// Changes the number of permits. Returns how many are available now, which is negative while more are held than there are.
+    /// Changes the number of permits. Returns how many are available now; negative while more are
+    /// held than exist.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may or may not take place.
+    /// If the future is dropped, the request may or may not be executed.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with `NOSEMAPHORE` if there is none.
+    /// [`Error::Refused`] with `NOSEMAPHORE` if there is no semaphore.
     pub async fn resize(&self, permits: u32) -> Result<i64, Error> {
         self.configure("RESIZE", permits, None).await
     }
 
-    /// How many permits are free; negative while more are held than there are. `None` if there is no semaphore under the key.
+    /// How many permits are available; negative while more are held than exist. `None` if there is
+    /// no semaphore on the key.
     ///
     /// # Errors
     ///
@@ -92,7 +98,7 @@ impl Semaphore {
         info.map(|info| wire::number(wire::field(&info, "available").unwrap_or(&redis::Value::Nil))).transpose()
     }
 
-    /// A look at the semaphore from outside: who holds permits, and who waits.
+    /// Observes the semaphore: its holders and waiters, and how to take permits away.
     pub fn observe(&self) -> Observer {
         self.client.observe(&self.key)
     }
@@ -102,12 +108,12 @@ impl Semaphore {
         wire::number(&self.client.core.request(std::slice::from_ref(&self.key), &command).await?)
     }
 
-    /// Permits to acquire, at least 1.
+    /// A lock that acquires this many permits at once, at least 1.
     pub fn permits(&self, permits: u32) -> Lock<Permits> {
         Lock::new(&self.client, &self.key).permits(permits)
     }
 
-    /// Takes all permits that are available: [`draining`](Self::draining) without options.
+    /// Takes all available permits, as [`draining`](Self::draining) without options.
     ///
     /// # Cancel safety
     ///
@@ -120,15 +126,15 @@ impl Semaphore {
         self.draining().take().await
     }
 
-    /// All permits that are available, with the options by which they are taken.
+    /// A request for all available permits, to which options can be added.
     pub fn draining(&self) -> Drain {
         Drain { client: self.client.clone(), wanted: Wanted::one(Family::Semaphore, &self.key) }
     }
 }
 
-/// All permits of a semaphore that are available.
+/// A request for all available permits of a semaphore.
 ///
-/// They are taken in the name of an owner that nobody else has, and without a session: that the request can be sent twice depends on it.
+/// It uses a new owner and no session, so that it can safely be sent twice.
 #[derive(Clone, Debug)]
 pub struct Drain {
     client: Client,
@@ -142,27 +148,29 @@ impl Drain {
 
     holding_methods!();
 
-    /// Takes them. Returns how many, with their guard. `None` if there are none, or if somebody waits for them.
+    /// Takes all available permits. Returns their number and a guard. `None` if no permit is
+    /// available, or others are waiting.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives back in the background what was taken meanwhile.
+    /// If the future is dropped, permits taken meanwhile are released in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with `NOSEMAPHORE` if there is none.
+    /// [`Error::Refused`] with `NOSEMAPHORE` if there is no semaphore.
     pub async fn take(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
         self.wanted.check()?;
         let core = &self.client.core;
         let token = core.enter()?;
         let subject = self.wanted.by(core.id.next_owner().into());
         let request = Request::new(core, subject, &self.wanted.options).await;
-        // In a task of its own, so that it is never dropped between taking and knowing what was taken.
+        // In its own task: it must not be dropped between taking permits and learning how many.
         let (taking, core) = (drain(request), core.clone());
         let home = core.common.home.clone();
         let task = home.spawn(async move {
             let taken = taking.await;
-            // What is dropped after the client was closed is released, and closing waits for that.
+            // If the client was closed meanwhile, the permits are released, and closing waits for
+            // that.
             let outcome =
                 taken.and_then(|taken| if core.closing.is_cancelled() { Err(Error::Closed) } else { Ok(taken) });
             drop(token);
@@ -173,7 +181,8 @@ impl Drain {
     }
 }
 
-/// DRAIN has no request id. It is safe to send it again because the owner is new: what it holds in the end is what was taken.
+/// DRAIN has no request id. It can be sent again because its owner is new: all that this owner
+/// holds was taken by it.
 async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     let command = request.subject.drain(request.lease);
     let (mut pauses, mut is_sent) = (Pauses::default(), false);
@@ -182,7 +191,8 @@ async fn drain(mut request: Request) -> Result<Option<Held>, Error> {
     loop {
         let Reply { link, said, .. } = request.ask(&command, Duration::MAX).await;
         let outcome = match said.and_then(|taken| wire::number(&taken)) {
-            // After a lost reply nothing is left to take, and what the owner holds was taken before.
+            // After a lost reply no permit may be left to take, but the first copy may have taken
+            // some: see what the owner holds.
             Ok(taken) if taken > 0 || is_sent => {
                 own_hold(&request).await.map_err(|error| (error, u32::try_from(taken).ok()))
             }
@@ -218,7 +228,7 @@ fn info_of(request: &Request) -> Cmd {
     command
 }
 
-/// What the owner of a request holds.
+/// The hold of the request's owner, if it has one.
 async fn own_hold(request: &Request) -> Result<Option<Holder>, Error> {
     let core: &Core = &request.core;
     let info = core.insist(request.slot, &info_of(request), core.common.command_timeout).await?;
@@ -226,7 +236,8 @@ async fn own_hold(request: &Request) -> Result<Option<Holder>, Error> {
     Ok(holders.into_iter().find(|holder| *holder.owner == *request.subject.owner))
 }
 
-/// Gives back in the background what a request took and nobody got: so many permits, or all that its owner is found to hold.
+/// Releases in the background what a cancelled or failed request took: `taken` permits, or all that
+/// its owner holds.
 fn give_back(request: Request, taken: Option<u32>) {
     let core = request.core.clone();
     core.in_background(async move {
@@ -245,7 +256,7 @@ fn give_back(request: Request, taken: Option<u32>) {
             request.core.insist(request.slot, &release(permits), request.lease).await.map(drop)
         };
         if let Ok(Err(error)) = tokio::time::timeout(request.lease, giving).await {
-            tracing::warn!(%error, "permits that nobody has may be held until their lease ends");
+            tracing::warn!(%error, "could not release permits; they stay held until their lease expires");
         }
     });
 }

@@ -1,4 +1,4 @@
-//! The primary that Sentinel names.
+//! A primary that Sentinel names.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -14,18 +14,20 @@ use crate::node::{Node, Single};
 use crate::transport::{Common, Hear, Link, Transport, connect_to};
 use crate::wire;
 
-/// How long the sentinels are left in peace after they were asked about a primary that refuses. Each time in a row it is twice as long, up
-/// to the longest.
+/// The pause after the sentinels were asked about a primary that refuses. It doubles each time in a
+/// row, up to the maximum.
 const BETWEEN_DOUBTS: Duration = Duration::from_secs(1);
 const BETWEEN_DOUBTS_AT_MOST: Duration = Duration::from_secs(4);
 
 impl Builder {
-    /// Connects to the primary that Sentinel knows under a name, and follows it after a failover. Each URL is that of a sentinel.
-    /// `settings` is a URL with the user, password and database of the *primary*; its address is not used.
+    /// Connects to the primary that Sentinel knows by the name `master`, and follows it after a
+    /// failover. `sentinels` has the URLs of sentinels. `settings` is a URL with the user, password
+    /// and database of the *primary*; its address is ignored.
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] if an address cannot be read, [`Error::Unavailable`] if no sentinel names a primary that answers.
+    /// [`Error::Argument`] if an address is malformed, [`Error::Unavailable`] if no sentinel names
+    /// a primary that answers.
     pub async fn connect_sentinel(self, sentinels: &[&str], master: &str, settings: &str) -> Result<Client, Error> {
         let sentinels: Vec<_> = sentinels.iter().map(|url| self.parse("sentinels", url)).collect::<Result<_, _>>()?;
         let settings = self.parse("settings", settings)?;
@@ -46,11 +48,11 @@ impl Builder {
     }
 }
 
-/// What the sentinels watch.
+/// A primary that sentinels watch.
 struct Watched {
     sentinels: Vec<ConnectionInfo>,
     master: String,
-    /// How to talk to the primary; only the address is Sentinel's.
+    /// The connection settings of the primary. Sentinel supplies the address.
     settings: ConnectionInfo,
     doubts: Mutex<Doubts>,
     node: OnceLock<Weak<Node>>,
@@ -58,9 +60,9 @@ struct Watched {
 
 struct Primary(Arc<Watched>);
 
-/// When the sentinels are asked about a primary that refuses.
+/// When to ask the sentinels about a primary that refuses.
 struct Doubts {
-    /// Not before. [`Moment::NEVER`] while they are being asked.
+    /// Not before this moment; [`Moment::NEVER`] while the client is asking.
     next: Moment,
     pause: Duration,
 }
@@ -70,12 +72,12 @@ impl Doubts {
         Self { next: Moment::from_us(0), pause: BETWEEN_DOUBTS }
     }
 
-    /// Whether they are to be asked now. The caller says when that has [ended](Self::end).
+    /// Whether to ask now. If so, the caller reports the [end](Self::end).
     fn begin(&mut self, now: Moment) -> bool {
         if now < self.next {
             return false;
         }
-        // Without a doubt for so long after they could be asked again, this one is the first.
+        // If no doubt came during a whole pause after this, the next one counts as the first.
         if self.next.after(self.pause) < now {
             self.pause = BETWEEN_DOUBTS;
         }
@@ -114,12 +116,12 @@ impl Watched {
             let port = u16::try_from(wire::number(port)?).map_err(|_| Error::unexpected(&answer))?;
             Ok(at_address(&self.settings, &String::from_utf8_lossy(wire::bytes(host)?), port))
         };
-        // One that hangs does not keep the others from being asked.
+        // A sentinel that hangs must not keep the client from asking the others.
         let late = || Err(Error::unavailable("a sentinel does not answer"));
         tokio::time::timeout(common.connect_timeout / 2, asking).await.unwrap_or_else(|_| late())
     }
 
-    /// A connection to a server that says itself that it is a primary.
+    /// Connects to a server, and checks with ROLE that it is a primary.
     async fn connect_to(&self, server: ConnectionInfo, common: &Common) -> Result<Link, Error> {
         let link = Link::connect(server, common, Arc::new(|_| {})).await?;
         let role = link.ask(&redis::cmd("ROLE"), common.command_timeout).await?;
@@ -129,11 +131,11 @@ impl Watched {
             {
                 Ok(link)
             }
-            _ => Err(Error::unavailable("sentinel names a server that is no primary yet")),
+            _ => Err(Error::unavailable("sentinel names a server that is not a primary yet")),
         }
     }
 
-    /// Asks the sentinels one after the other.
+    /// Asks one sentinel after the other.
     async fn connect(&self, common: &Common) -> Result<Link, Error> {
         let mut last = Error::unavailable("there are no sentinels");
         for sentinel in &self.sentinels {
@@ -146,8 +148,8 @@ impl Watched {
         Err(last)
     }
 
-    /// Goes over to another server if most of the sentinels name it, and it says itself that it is a primary. One sentinel may be cut off
-    /// together with the old one.
+    /// Switches to another server if most of the sentinels name it, and its ROLE is primary. A
+    /// single sentinel may be cut off together with the old primary.
     async fn leave_replaced_primary(&self) {
         let Some(node) = self.node.get().and_then(Weak::upgrade) else { return };
         let Some(present) = node.present() else { return };
@@ -165,7 +167,7 @@ impl Watched {
             return;
         }
         if self.connect_to(other, &node.common).await.is_ok() {
-            tracing::info!("the primary refuses, and sentinels name another one");
+            tracing::info!("the primary refuses, and the sentinels name another one");
             node.close();
         }
     }
@@ -199,19 +201,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sentinels_are_asked_ever_more_rarely_about_a_primary_that_goes_on_refusing() {
+    fn sentinels_are_asked_less_often_while_the_primary_keeps_refusing() {
         let at = |seconds: u64| Moment::from_us(1_000_000_000).after(Duration::from_secs(seconds));
         let mut doubts = Doubts::none();
         let mut asked = Vec::new();
         for second in 0..20 {
             if doubts.begin(at(second)) {
-                assert!(!doubts.begin(at(second)), "they are being asked");
+                assert!(!doubts.begin(at(second)), "they are already being asked");
                 doubts.end(at(second));
                 asked.push(second);
             }
         }
         assert_eq!(asked, [0, 1, 3, 7, 11, 15, 19]);
-        // It refused nothing for longer than the pause.
+        // The primary refused nothing for longer than the pause.
         for second in [28, 29] {
             assert!(doubts.begin(at(second)));
             doubts.end(at(second));

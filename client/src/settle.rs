@@ -1,4 +1,5 @@
-//! Settling an acquisition that has ended without a hold, so that neither a wait nor a hold stays behind.
+//! Cleans up an acquisition that ended without a hold, so that neither a waiter nor a hold stays
+//! behind.
 
 use std::sync::Arc;
 
@@ -12,10 +13,12 @@ use crate::request::Request;
 use crate::transport::Link;
 use crate::wire::{self, Family};
 
-/// Sends `CANCEL`, then `RELEASE`, in the background, until the server has answered both or the lease has passed. They go over the
-/// connection of the request, so they do not overtake it, or over another one when that has closed. Requests of the owner wait that long.
+/// Sends `CANCEL` and then `RELEASE` in the background, until the server has answered both or the
+/// lease has passed. They use the connection of the request, so that they cannot overtake it; if
+/// that has closed, they use another one. Later requests of the owner wait for this.
 ///
-/// At most 1,000 are settled at a time; claims and leases bound the others.
+/// At most 1,000 acquisitions are cleaned up at a time; the others end when their pending grants
+/// and leases expire.
 pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, turn: Turn) {
     let core = request.core.clone();
     let Ok(permit) = core.settlements.clone().try_acquire_owned() else { return };
@@ -40,7 +43,7 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, tu
             }
         };
         if timeout(request.lease, settling).await.is_err() {
-            tracing::debug!(key = %request.key(), "an acquisition was not settled; its lease has ended it");
+            tracing::debug!(key = %request.key(), "could not clean up an acquisition; its lease has expired");
         }
     });
 }

@@ -6,10 +6,11 @@ use std::sync::LazyLock;
 use crc16::{State, XMODEM};
 use redis::Value;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 const SLOTS: u16 = 16384;
 
-/// The slot of a key: of what is between the first `{` and the next `}`, or of all of it if that is empty or missing.
+/// The slot of a key. It depends on the text between the first `{` and the next `}`, or on the
+/// whole key if that is empty or missing.
 pub(crate) fn slot_of(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let rest = key.get(open + 1..)?;
@@ -19,7 +20,7 @@ pub(crate) fn slot_of(key: &[u8]) -> u16 {
     State::<XMODEM>::calculate(tag.unwrap_or(key)) % SLOTS
 }
 
-/// A number for each slot whose decimal digits are in it.
+/// For each slot, a number whose decimal digits hash to it.
 static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     let mut tags = vec![None; usize::from(SLOTS)];
     let mut missing = tags.len();
@@ -34,12 +35,12 @@ static TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
     tags.into_iter().flatten().collect()
 });
 
-/// Text that is in a slot, to be used as the tag of other names.
+/// A text that hashes to a slot, for use as a hash tag.
 pub(crate) fn tag_of(slot: u16) -> String {
     TAGS.get(usize::from(slot)).map(u32::to_string).unwrap_or_default()
 }
 
-/// Where a node listens.
+/// The address of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Address {
     pub(crate) host: String,
@@ -47,7 +48,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// Reads `host:port` of a redirection; an empty host means that of the node which said so.
+    /// Parses `host:port` of a redirection. An empty host means the host of the node that sent it.
     pub(crate) fn parse(text: &str, host_of_speaker: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = if host.is_empty() { host_of_speaker } else { host };
@@ -55,17 +56,17 @@ impl Address {
     }
 }
 
-/// The masters by slot.
+/// The primaries by slot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SlotMap {
-    /// By the last slot of a range: its first slot and who serves it.
+    /// By the last slot of a range: its first slot and its node.
     ranges: BTreeMap<u16, (u16, Address)>,
-    /// What redirections have taught since.
+    /// Slots that redirections have moved since.
     moved: BTreeMap<u16, Address>,
 }
 
 impl SlotMap {
-    /// Reads the answer to `CLUSTER SLOTS`. `None` if it is not of that form.
+    /// Parses the answer to `CLUSTER SLOTS`. `None` if it is malformed.
     pub(crate) fn parse(value: &Value, host_of_speaker: &str) -> Option<Self> {
         let Value::Array(rows) = value else { return None };
         let mut map = Self::default();
@@ -85,7 +86,7 @@ impl SlotMap {
         Some(map)
     }
 
-    /// Who serves a slot, as far as is known.
+    /// The node of a slot, as far as known.
     pub(crate) fn master_of(&self, slot: u16) -> Option<&Address> {
         self.moved.get(&slot).or_else(|| {
             let (_, (first, address)) = self.ranges.range(slot..).next()?;
@@ -93,12 +94,12 @@ impl SlotMap {
         })
     }
 
-    /// Remembers a redirection.
+    /// Records a redirection.
     pub(crate) fn moved(&mut self, slot: u16, address: Address) {
         self.moved.insert(slot, address);
     }
 
-    /// All masters that are known.
+    /// All known primaries.
     pub(crate) fn masters(&self) -> impl Iterator<Item = &Address> {
         self.ranges.values().map(|(_, address)| address).chain(self.moved.values())
     }
@@ -109,11 +110,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_the_cluster_specification() {
+    fn slots_match_the_cluster_specification() {
         assert_eq!(slot_of(b"123456789"), 0x31C3);
         assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"{user1000}.followers"));
         assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of(b"bar"));
-        assert_ne!(slot_of(b"foo{}{bar}"), slot_of(b"bar"), "an empty tag is none");
+        assert_ne!(slot_of(b"foo{}{bar}"), slot_of(b"bar"), "an empty tag is ignored");
     }
 
     #[test]
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_served_by_its_range_until_a_redirection_says_otherwise() {
+    fn redirection_overrides_the_range_of_a_slot() {
         let answer = Value::Array(vec![row(0, 99, "a", 1), row(200, 300, "", 2)]);
         let mut map = SlotMap::parse(&answer, "speaker").expect("a map");
         let address = |host: &str, port| Address { host: host.to_owned(), port };

@@ -1,4 +1,5 @@
-//! The connection that the answers to waits come over: one for each server, with a channel, or in a cluster one for each slot.
+//! The connection that delivers messages to waiters: one per server, with one channel; in a
+//! cluster, one channel per slot.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +27,7 @@ pub(crate) struct Subscriber {
     follows: Mutex<HashMap<Vec<u8>, Arc<Slot<Subscription>>>>,
 }
 
-/// Where messages go.
+/// The receivers of messages.
 #[derive(Default)]
 struct Heard {
     letters: Mutex<HashMap<u64, Expected>>,
@@ -36,7 +37,7 @@ struct Heard {
     listeners: crate::listeners::Listeners,
 }
 
-/// A request that waits for a message.
+/// A request that waits for its message.
 struct Expected {
     sender: oneshot::Sender<Message>,
     subject: Subject,
@@ -45,7 +46,7 @@ struct Expected {
 /// A channel that the server has confirmed.
 pub(crate) struct Subscription {
     pub(crate) channel: String,
-    /// Cancelled when the subscription has ended, with its connection or because its slot has moved.
+    /// Cancelled when the subscription has ended: its connection closed, or its slot moved.
     pub(crate) gone: CancellationToken,
 }
 
@@ -70,7 +71,7 @@ impl Heard {
                     return;
                 }
                 let _ = channel;
-                // A message that is none is as good as lost: the request is sent again.
+                // Ignore a malformed message, as if it was lost: the request is sent again.
                 if let Some((id, message)) = wire::message(payload)
                     && let Some(expected) = lock(&self.letters).remove(&id)
                 {
@@ -78,8 +79,8 @@ impl Heard {
                     drop(expected.sender.send(message));
                 }
             }
-            // The slot of the channel went to another node. redis-rs 1.8 takes this for the answer to the oldest request, which is why
-            // nothing but subscriptions and PINGs is asked over this connection.
+            // The slot of the channel moved to another node. redis-rs 1.8 takes this push for the
+            // answer to the oldest request, so only subscriptions and PINGs use this connection.
             (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {
                 if let Some(gone) = lock(&self.channels).remove(channel) {
                     gone.cancel();
@@ -90,7 +91,7 @@ impl Heard {
     }
 }
 
-/// The message for one request. Dropping it means that nobody expects it any more.
+/// Receives the message for one request. Dropping it unregisters the request.
 pub(crate) struct Letter {
     id: u64,
     pub(crate) message: oneshot::Receiver<Message>,
@@ -100,7 +101,7 @@ pub(crate) struct Letter {
 impl Drop for Letter {
     fn drop(&mut self) {
         let mut letters = lock(&self.heard.letters);
-        // A newer one with the same id stays: its receiver lives.
+        // Keep a newer entry with the same id: its receiver is open.
         if letters.get(&self.id).is_some_and(|expected| {
             self.message.close();
             expected.sender.is_closed()
@@ -111,7 +112,7 @@ impl Drop for Letter {
 }
 
 impl Subscriber {
-    /// Connects by `open`.
+    /// Opens the connection with `open`.
     pub(crate) async fn open<F>(common: &Arc<Common>, open: impl FnOnce(Hear) -> F) -> Result<Arc<Self>, Error>
     where
         F: Future<Output = Result<Link, Error>>,
@@ -130,7 +131,8 @@ impl Subscriber {
         }))
     }
 
-    /// The channel on which waits for keys of a slot are answered, when the server has confirmed it.
+    /// The channel for waiters on keys of a slot. Subscribes if necessary, and waits until the
+    /// server confirms.
     pub(crate) async fn subscribe(self: &Arc<Self>, slot: Option<u16>) -> Result<Arc<Subscription>, Error> {
         let place = lock(&self.subscriptions).entry(slot).or_default().clone();
         let subscriber = self.clone();
@@ -151,7 +153,8 @@ impl Subscriber {
         let gone = self.link.closed().child_token();
         lock(&self.heard.channels).insert(channel.clone().into_bytes(), gone.clone());
         self.link.ask(redis::cmd(verb).arg(&channel), self.common.command_timeout).await.inspect_err(|error| {
-            // What the server ended unasked has taken the place of an answer, or the connection is silent.
+            // An unsolicited `sunsubscribe` may have taken the place of the answer, or the
+            // connection is silent.
             if error.is_lost_reply() {
                 self.close();
             }
@@ -159,7 +162,7 @@ impl Subscriber {
         Ok(Arc::new(Subscription { channel, gone }))
     }
 
-    /// Expects the message for a request that is about to be sent.
+    /// Registers a request that is about to be sent.
     pub(crate) fn expect(&self, id: u64, subject: Subject) -> Letter {
         let (sender, message) = oneshot::channel();
         lock(&self.heard.letters).insert(id, Expected { sender, subject });
@@ -174,7 +177,7 @@ impl Subscriber {
         self.link.close();
     }
 
-    /// One of the requests that wait.
+    /// Any waiting request.
     pub(crate) fn any_waiting(&self) -> Option<Subject> {
         lock(&self.heard.letters).values().next().map(|expected| expected.subject.clone())
     }
@@ -187,7 +190,7 @@ impl Subscriber {
         self.link.closed()
     }
 
-    /// Follows what happens to a key.
+    /// Follows the events of a key.
     pub(crate) async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<crate::listeners::Following, Error> {
         let following = self.heard.listeners.follow(&channel);
         let place = lock(&self.follows).entry(channel.clone()).or_default().clone();
@@ -205,7 +208,7 @@ impl Subscriber {
         self.heard.listeners.are_followed()
     }
 
-    /// Ends the subscriptions that nobody follows any more.
+    /// Ends subscriptions without followers.
     pub(crate) async fn leave_idle(&self) {
         for channel in self.heard.listeners.take_idle() {
             lock(&self.follows).remove(&channel);

@@ -1,8 +1,9 @@
-//! Connections: one that commands share and one that messages come over for each server, made when they are first needed and again when
-//! they are lost.
+//! Connections. Each server has one shared by commands, and one that delivers messages. They are
+//! opened on first use, and again after a loss.
 //!
-//! The rest of the crate knows redis-rs only by what is here. Its `ConnectionManager` (1.8) is not the default because it does not connect
-//! anew after a late reply, and because it does not tell which connection a session is bound to.
+//! This module hides redis-rs from the rest of the crate. The `ConnectionManager` of redis-rs 1.8
+//! is not the default, because it does not reconnect after a late reply, and does not tell which
+//! connection a session is bound to.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,40 +22,40 @@ use tokio_util::sync::CancellationToken;
 use crate::Error;
 use crate::clock::{Clock, Moment};
 
-/// How to reach one server.
+/// How to connect to one server.
 pub(crate) trait Transport: Send + Sync + 'static {
     /// Opens a connection for commands.
     fn open(&self, common: &Arc<Common>) -> BoxFuture<'static, Result<Link, Error>>;
 
-    /// Opens a connection that messages come over, to the server that commands go to.
+    /// Opens a connection for messages, to the server that commands go to.
     fn listen(&self, common: &Arc<Common>, commands: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>>;
 
-    /// The server could not be reached, or refuses what it is asked: another one may have taken its place.
+    /// The server could not be reached, or refused a request: another one may have replaced it.
     fn doubt(&self, _error: &Error) {}
 }
 
-/// Where a message goes that comes over a connection.
+/// Receives the messages of a connection.
 pub(crate) type Hear = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
-/// What the connections of a client have in common.
+/// The settings that a client's connections share.
 pub(crate) struct Common {
-    /// The runtime that the client was made on. Connections live there.
+    /// The runtime that the client was created on. It drives the connections.
     pub(crate) home: Handle,
     pub(crate) config: AsyncConnectionConfig,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) ping_after: Duration,
     pub(crate) clock: Clock,
-    /// Told when a connection has closed.
+    /// Called when a connection has closed.
     pub(crate) on_close: Box<dyn Fn() + Send + Sync>,
     /// Ends the tasks of the client.
     pub(crate) ended: CancellationToken,
 }
 
-/// What commands are sent over.
+/// The connection of redis-rs underneath.
 enum Wire {
     Own(MultiplexedConnection),
-    /// The application's own. It connects anew by itself.
+    /// Managed by the application. It reconnects by itself.
     #[cfg(feature = "connection-manager")]
     Managed(redis::aio::ConnectionManager),
 }
@@ -70,7 +71,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects. RESP3 is what tells at once that the server has closed the connection, also when nothing is being asked.
+    /// Connects with RESP3: it reports a connection closed by the server at once, even without a
+    /// request in progress.
     pub(crate) async fn connect(info: ConnectionInfo, common: &Common, hear: Hear) -> Result<Self, Error> {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = redis::Client::open(info.clone().set_redis_settings(settings))?;
@@ -83,14 +85,14 @@ impl Link {
             }
             Ok::<(), ()>(())
         };
-        // How long an answer may take depends on the request.
+        // Each request has its own time limit.
         let config = common.config.clone().set_push_sender(push);
         let config = config.set_connection_timeout(None).set_response_timeout(None);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         Ok(Self::over(Wire::Own(connection), Some(info), common, closed))
     }
 
-    /// Sends commands over a connection of the application.
+    /// Uses a connection of the application.
     #[cfg(feature = "connection-manager")]
     pub(crate) fn managed(manager: redis::aio::ConnectionManager, common: &Common) -> Self {
         Self::over(Wire::Managed(manager), None, common, CancellationToken::new())
@@ -126,7 +128,7 @@ impl Link {
         Ok(answers.into_iter().map(|answer| answer.extract_error().map_err(Error::from)).collect())
     }
 
-    /// What an answer, or its lack, says of the connection.
+    /// Updates the connection's state after an answer or a missing answer.
     fn conclude<T>(&self, answer: Option<Result<T, RedisError>>, within: Duration) -> Result<T, Error> {
         let answer = answer.ok_or_else(|| Error::unavailable(format!("no answer within {within:?}")))?;
         match answer {
@@ -148,12 +150,12 @@ impl Link {
         Moment::from_us(self.heard_us.load(Ordering::Relaxed)) <= moment
     }
 
-    /// Whether the client notices when the server loses this connection.
+    /// Whether the client notices when this connection closes.
     pub(crate) fn tells_its_end(&self) -> bool {
         matches!(self.wire, Wire::Own(_))
     }
 
-    /// Where it leads to.
+    /// The address and settings it was opened with.
     pub(crate) fn info(&self) -> Option<&ConnectionInfo> {
         self.info.as_ref()
     }
@@ -167,7 +169,7 @@ impl Link {
         self.closed.is_cancelled()
     }
 
-    /// Uses it no more. The socket closes when the last request over it has ended.
+    /// Stops using the connection. The socket closes after the last request in progress.
     pub(crate) fn close(&self) {
         self.closed.cancel();
     }
@@ -179,7 +181,7 @@ impl Drop for Link {
     }
 }
 
-/// Something that opens and may close.
+/// A resource that is opened, and may close.
 pub(crate) trait Opens {
     fn is_open(&self) -> bool;
 }
@@ -192,7 +194,7 @@ impl Opens for Link {
 
 type Opening<T> = Shared<BoxFuture<'static, Result<Arc<T>, Error>>>;
 
-/// The place of something that is opened when it is first needed, once for all who need it, and again when it has closed.
+/// A resource that is opened on first use, once for all callers, and again after it has closed.
 pub(crate) struct Slot<T>(Mutex<Option<Opening<T>>>);
 
 impl<T> Default for Slot<T> {
@@ -206,13 +208,13 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is there and open.
+    /// The resource, if it is open.
     pub(crate) fn present(&self) -> Option<Arc<T>> {
         self.lock().as_ref()?.peek()?.as_ref().ok().filter(|open| open.is_open()).cloned()
     }
 
-    /// What is there, or becomes of the present attempt to open it, or of a new one in a task of the client's home. The attempt goes on
-    /// when nobody waits for it any more.
+    /// The open resource, or the outcome of the attempt to open it. Starts an attempt in a task on
+    /// `home` if there is none. The task goes on even if all callers are dropped.
     pub(crate) async fn get<F>(&self, home: &Handle, open: impl FnOnce() -> F) -> Result<Arc<T>, Error>
     where
         F: Future<Output = Result<Arc<T>, Error>> + Send + 'static,
@@ -233,7 +235,8 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
         opening.await
     }
 
-    /// Opens another one when the next is needed, if this is the present one. It lives as long as it is used.
+    /// Lets the next caller open another resource, if `left` is the current one. The old one lives
+    /// while it is in use.
     pub(crate) fn abandon(&self, left: &T) {
         let mut slot = self.lock();
         let is_left = |opening: &Opening<T>| {
@@ -244,16 +247,16 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
         }
     }
 
-    /// Forgets what is there.
+    /// Forgets the resource.
     pub(crate) fn clear(&self) {
         drop(self.lock().take());
     }
 }
 
-/// Why a task has no outcome: it panicked, or its runtime has ended.
+/// Why a task has no outcome: it panicked, or its runtime has stopped.
 fn why_not(error: tokio::task::JoinError) -> Error {
     let Ok(panic) = error.try_into_panic() else { return Error::Closed };
-    // rustls panics where several providers are linked and the application has chosen none.
+    // rustls panics if several crypto providers are linked and the application has chosen none.
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     Error::Argument(format!("connecting panicked: {}", text.unwrap_or("no message")))
 }
@@ -281,7 +284,7 @@ impl Transport for Direct {
     }
 }
 
-/// Commands go over the application's connection; messages come over one to the same server.
+/// Commands use the application's connection; messages use another one to the same server.
 #[cfg(feature = "connection-manager")]
 pub(crate) struct Managed {
     pub(crate) manager: redis::aio::ConnectionManager,

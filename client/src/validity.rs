@@ -1,77 +1,80 @@
-//! Until when a hold can be relied upon, and when it is renewed. Pure: the clock's reading is passed in.
+//! How long a hold is valid, and when to renew it. These are pure functions: the caller passes the
+//! current time.
 //!
-//! The server counts a lease from the moment it executes the request, which is after the request was sent. So counting here from the
-//! sending, less a margin for clocks that run at different speeds, ends before the server's count does. What the server is told later (a
-//! renewal) can only move the end away.
+//! The server counts a lease from the moment it executes the request, which is after the client
+//! sent it. So the client counts from the sending, less a margin for clocks that run at different
+//! speeds, and stops trusting the hold before the lease expires on the server. A later request,
+//! such as a renewal, can only move the server's deadline further away.
 
 use std::time::Duration;
 
 use crate::clock::Moment;
 
-/// The part of a span that two machines' clocks are allowed to drift apart while it lasts: 1 %. Quartz clocks drift by less than 0.02 %, a
-/// clock that is being slewed by at most 0.05 % (`adjtime`); the rest is for virtual machines.
+/// How far the clocks of two machines may drift apart during a lease: 1 % of it. Quartz clocks
+/// drift by less than 0.02 %, and slewing (`adjtime`) adds at most 0.05 %; the rest is for virtual
+/// machines.
 const DRIFT_DIVISOR: u32 = 100;
 
-/// What is taken off besides, in case both sides round: the wire counts in whole milliseconds.
+/// An extra margin in case both sides round: commands carry whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(2);
 
-/// A renewal is due when this part of the lease has passed, so two may fail before the hold is lost.
+/// A renewal is due after a third of the lease, so two may fail before the hold is lost.
 const RENEWALS_PER_LEASE: u32 = 3;
 
-/// What is due within this part of a span is due together: it comes earlier by up to that much.
+/// Renewals that are due within this fraction of a lease run together, up to that much earlier.
 const ROUNDS_PER_SPAN: u32 = 64;
 
-/// A span that certainly has not passed for the server when this much of it has passed here.
+/// When this much time has passed here, `span` has certainly not passed on the server.
 pub(crate) fn less_margin(span: Duration) -> Duration {
     span.saturating_sub(span / DRIFT_DIVISOR).saturating_sub(ROUNDING)
 }
 
-/// What does not change while a hold lives.
+/// The fixed properties of a hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// What each renewal asks for.
+    /// The lease that each renewal requests.
     pub(crate) lease: Duration,
     /// How long the hold outlives its connection, if it is bound to one.
     pub(crate) session_grace: Option<Duration>,
     /// Whether the lease is renewed.
     pub(crate) renews: bool,
-    /// When the hold ends whatever happens.
+    /// When the hold ends, whatever its renewals.
     pub(crate) ends_at: Option<Moment>,
 }
 
 impl Terms {
-    /// The time for which an answer keeps a hold alive whatever its connections do. Nothing can be known in advance of one that ends with
-    /// its connection.
+    /// How long an answer keeps a hold valid even if its connection closes right after. A session
+    /// with a grace of 0 may end with its connection at any moment, so only its lease counts here.
     pub(crate) fn effective(&self, left: Duration) -> Duration {
         self.session_grace.filter(|grace| !grace.is_zero()).map_or(left, |grace| left.min(grace))
     }
 
-    /// How long one attempt to renew may take.
+    /// The time limit for one attempt to renew.
     pub(crate) fn attempt(&self) -> Duration {
         self.effective(self.lease) / RENEWALS_PER_LEASE
     }
 
-    /// Whether anything is renewed: the lease, or the binding of a session that outlives its connection.
+    /// Whether anything is renewed: the lease, or a session with a grace.
     fn is_kept(&self) -> bool {
         self.renews || self.session_grace.is_some_and(|grace| !grace.is_zero())
     }
 }
 
-/// What to do with a hold now.
+/// The next action for a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It can no longer be relied upon.
+    /// The hold is no longer valid.
     Lose,
     /// Renew it with this lease, in whole milliseconds.
     Renew(Duration),
-    /// Look again at this moment.
+    /// Check again at this moment.
     Sleep(Moment),
 }
 
-/// How long a hold can be relied upon.
+/// How long a hold is valid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Validity {
-    /// When the last request was sent that was answered.
+    /// When the latest answered request was sent.
     sent: Moment,
     lease_ends: Moment,
     deadline: Moment,
@@ -79,26 +82,28 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
-    /// After an answered ACQUIRE or RENEW. The answer to a RENEW tells what is left at the server, which counts from a moment that is not
-    /// before `sent`. It is less than was asked for if somebody has set an EXPIRE on the key.
+    /// After the answer to an ACQUIRE or RENEW. A RENEW answers with the time left on the server,
+    /// counted from a moment not before `sent`. It is less than requested if an EXPIRE was set on
+    /// the key.
     pub(crate) fn given(terms: &Terms, sent: Moment, left: Duration) -> Self {
         let effective = terms.effective(left);
         let due = sent.after(terms.effective(left.min(terms.lease)) / RENEWALS_PER_LEASE);
         let step_us = u64::try_from((effective / ROUNDS_PER_SPAN).as_micros()).unwrap_or(u64::MAX);
-        // The steps of all spans are powers of two, so that renewals of different holds meet.
+        // All steps are powers of two, so that renewals of different holds coincide.
         let step = Duration::from_micros(step_us.checked_ilog2().map_or(1, |bits| 1 << bits));
         let ends = |span| sent.after(less_margin(span)).min(terms.ends_at.unwrap_or(Moment::NEVER));
         Self { sent, lease_ends: ends(left), deadline: ends(effective), renew_at: due.rounded_down(step) }
     }
 
-    /// After an answered RENEW. One that was sent earlier than another that was answered says nothing new.
+    /// After the answer to a RENEW. Does nothing if the answer to a later RENEW came first.
     pub(crate) fn renewed(&mut self, terms: &Terms, sent: Moment, left: Duration) {
         if sent >= self.sent {
             *self = Self::given(terms, sent, left);
         }
     }
 
-    /// When the hold can no longer be relied upon if nothing happens. `is_closed` says whether its connection is known to be.
+    /// When the hold becomes invalid without further renewals. `is_closed` says whether the client
+    /// knows that its connection has closed.
     pub(crate) fn ends(&self, terms: &Terms, is_closed: bool) -> Moment {
         match terms.session_grace {
             Some(Duration::ZERO) if is_closed => Moment::from_us(0),
@@ -106,9 +111,11 @@ impl Validity {
         }
     }
 
-    /// What a renewal asks for at this moment. A fixed lease, and one that has to end, is not prolonged.
+    /// The lease that a renewal requests now. It does not extend a fixed lease, or go beyond
+    /// `ends_at`.
     fn lease_to_ask(&self, terms: &Terms, now: Moment) -> Option<Duration> {
-        // Otherwise each renewal, whose end is a margin before this one, would be followed by a shorter one.
+        // Otherwise each renewal near `ends_at` would end a margin before it, and cause another,
+        // shorter one.
         if terms.session_grace.is_none()
             && terms.ends_at.is_some_and(|end| self.deadline.after(terms.attempt() / 8) >= end)
         {
@@ -120,14 +127,14 @@ impl Validity {
         (!lease.is_zero()).then_some(lease)
     }
 
-    /// What to do next. No attempt to renew is made before `not_before`.
+    /// The next action. No renewal starts before `not_before`.
     pub(crate) fn next_step(&self, terms: &Terms, is_closed: bool, not_before: Moment, now: Moment) -> Step {
         let ends = self.ends(terms, is_closed);
         if now >= ends {
             return Step::Lose;
         }
         let Some(lease) = self.lease_to_ask(terms, now).filter(|_| terms.is_kept()) else { return Step::Sleep(ends) };
-        // A session that has lost its connection is bound to the next one at once.
+        // Bind a session that has lost its connection to the next one at once.
         let due = if is_closed && terms.session_grace.is_some() { not_before } else { self.renew_at.max(not_before) };
         if now >= due { Step::Renew(lease) } else { Step::Sleep(ends.min(due)) }
     }
@@ -156,15 +163,15 @@ mod tests {
     }
 
     #[test]
-    fn hold_ends_before_its_lease_does() {
+    fn hold_ends_before_its_lease() {
         let terms = Terms { renews: false, ..terms() };
         assert_eq!(step(&terms, OPEN, 29_697), Step::Sleep(at(29_698)));
         assert_eq!(step(&terms, OPEN, 29_698), Step::Lose);
     }
 
     #[test]
-    fn lease_is_renewed_at_a_third() {
-        let Step::Sleep(due) = step(&terms(), OPEN, 0) else { panic!("it is not due yet") };
+    fn lease_is_renewed_after_a_third() {
+        let Step::Sleep(due) = step(&terms(), OPEN, 0) else { panic!("the renewal is not due yet") };
         assert!((at(9_500)..=at(10_000)).contains(&due), "{due:?}");
         assert_eq!(step(&terms(), OPEN, 10_000), Step::Renew(LEASE));
         let validity = Validity::given(&terms(), at(0), LEASE);
@@ -172,15 +179,15 @@ mod tests {
     }
 
     #[test]
-    fn session_is_renewed_at_a_third_of_its_grace_and_at_once_when_its_connection_is_lost() {
+    fn session_is_renewed_after_a_third_of_its_grace_or_when_its_connection_closes() {
         let terms = Terms { session_grace: Some(GRACE), ..terms() };
         assert_eq!(step(&terms, OPEN, 1000), Step::Renew(LEASE));
         assert!(matches!(step(&terms, OPEN, 500), Step::Sleep(_)));
         assert_eq!(step(&terms, CLOSED, 500), Step::Renew(LEASE));
-        assert_eq!(step(&terms, OPEN, 2968), Step::Lose, "the server may have seen its connection close long ago");
+        assert_eq!(step(&terms, OPEN, 2968), Step::Lose, "the server may have closed the connection long ago");
         let fixed = Terms { renews: false, ..terms };
-        let Step::Renew(left) = step(&fixed, CLOSED, 500) else { panic!("it is bound anew") };
-        assert!(left < LEASE - Duration::from_millis(500), "that prolongs nothing: {left:?}");
+        let Step::Renew(left) = step(&fixed, CLOSED, 500) else { panic!("the session must be bound again") };
+        assert!(left < LEASE - Duration::from_millis(500), "a fixed lease is not extended: {left:?}");
     }
 
     #[test]
@@ -191,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn hold_that_has_to_end_is_not_renewed_beyond_that() {
+    fn renewals_do_not_exceed_max_hold() {
         let terms = Terms { ends_at: Some(at(20_000)), ..terms() };
         let short = Validity::given(&terms, at(0), Duration::from_secs(15));
         assert_eq!(short.next_step(&terms, OPEN, at(0), at(12_000)), Step::Renew(Duration::from_secs(8)));
@@ -200,12 +207,12 @@ mod tests {
         validity.renewed(&terms, at(12_000), Duration::from_secs(8));
         assert!(
             matches!(validity.next_step(&terms, OPEN, at(0), at(18_000)), Step::Sleep(_)),
-            "nothing is left to gain"
+            "a renewal would gain nothing"
         );
     }
 
     #[test]
-    fn expire_on_the_key_brings_the_end_nearer_and_a_late_answer_does_not() {
+    fn expire_on_the_key_shortens_validity_and_a_late_answer_is_ignored() {
         let mut validity = Validity::given(&terms(), at(0), LEASE);
         validity.renewed(&terms(), at(1000), Duration::from_secs(5));
         assert_eq!(validity.ends(&terms(), OPEN), at(6000 - 50 - 2));
@@ -214,9 +221,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the server says is left, and however far the clocks drift apart by less than 1 %, the belief ends first.
+        /// For any time left that the server answers, and any clock drift below 1 %, the client's
+        /// validity ends first.
         #[test]
-        fn belief_ends_before_the_server_does(
+        fn validity_ends_before_the_lease_does_on_the_server(
             lease_ms in 1u64..100_000_000,
             way_ms in 0u64..10_000,
             drift in 0.0f64..0.0099,

@@ -1,4 +1,4 @@
-//! The module's commands: what is sent, and what the answers say.
+//! The module's commands: how to write them, and how to read the answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use redis::{Cmd, Value};
 
 use crate::Error;
 
-/// The family of commands that a hold belongs to, with the mode where there is one.
+/// The family of commands of a hold, with the mode if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     Mutex,
@@ -29,7 +29,7 @@ impl Family {
         }
     }
 
-    /// Whether one owner may hold a key in this mode and in another one.
+    /// Whether one owner may hold a key both in this mode and in another one.
     pub(crate) fn is_shared_lock(self) -> bool {
         matches!(self, Self::Read | Self::Write)
     }
@@ -43,23 +43,23 @@ impl Family {
     }
 }
 
-/// What is asked for, and by whom.
+/// The keys, owner and permits of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
     pub(crate) family: Family,
-    /// One, but for [`Family::Many`].
+    /// One key, except for [`Family::Many`].
     pub(crate) keys: Arc<[Vec<u8>]>,
     pub(crate) owner: Arc<[u8]>,
-    /// 1, but for [`Family::Semaphore`].
+    /// 1, except for [`Family::Semaphore`].
     pub(crate) permits: u32,
 }
 
 /// What ACQUIRE does if the lock is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask<'a> {
-    /// Nothing.
+    /// Return at once.
     Once,
-    /// Wait so long, or for ever, and have the answer on a channel.
+    /// Wait up to this time, or without a limit, and publish the answer on a channel.
     Wait(Option<Duration>, &'a str),
 }
 
@@ -74,28 +74,30 @@ pub(crate) struct Acquire<'a> {
     pub(crate) note: Option<&'a [u8]>,
 }
 
-/// Whole milliseconds, as the wire has them; parts of one count as one, so that nothing becomes 0 that is not.
+/// Whole milliseconds, as the commands need them. Rounds up, so that a nonzero time does not become
+/// 0.
 pub(crate) fn ms(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// How long a grant lasts whose waiter has not confirmed it. A process that is gone costs the waiters behind it no more than this.
+/// How long the server keeps a pending grant that the waiter has not confirmed. A crashed waiter
+/// delays the waiters behind it by no more than this.
 pub(crate) const CLAIM: Duration = Duration::from_secs(2);
 
-/// Of a command there are hardly more words, and bytes in them, besides the keys and the owner.
+/// An estimate of the words of a command besides its keys and owner, and of their bytes.
 const OTHER_WORDS: usize = 14;
 const OTHER_BYTES: usize = 160;
 
 impl Subject {
-    /// The key by which people call it.
+    /// The first key, which logs and metrics use.
     pub(crate) fn first_key(&self) -> &[u8] {
         self.keys.first().map_or(b"", Vec::as_slice)
     }
 
-    /// A command of the family with what all of them begin with.
+    /// Starts a command of the family, with the arguments that all of them share.
     fn command(&self, verb: &str) -> Cmd {
         let many = if self.family == Family::Many { "M" } else { "" };
-        // Enough for all that follows, so that nothing is moved while it is written.
+        // Reserve enough space for the whole command, so that it is not reallocated.
         let names: usize = self.keys.iter().map(Vec::len).sum();
         let mut command = Cmd::with_capacity(self.keys.len() + OTHER_WORDS, names + self.owner.len() + OTHER_BYTES);
         command.arg([self.family.prefix(), many, verb].concat());
@@ -124,7 +126,7 @@ impl Subject {
         command.arg("PX").arg(ms(options.lease));
         match options.ask {
             Ask::Once => {}
-            // 0 on the wire is for ever, so what is left of a wait is at least 1.
+            // `BLOCK 0` waits without a limit, so a bounded wait sends at least 1.
             Ask::Wait(wait, channel) => {
                 command.arg("BLOCK").arg(wait.map_or(0, |wait| ms(wait).max(1))).arg("NOTIFY").arg(channel);
                 command.arg("CLAIM").arg(ms(options.lease.min(CLAIM)));
@@ -143,8 +145,8 @@ impl Subject {
         command
     }
 
-    /// Only the hold with these tokens counts: an owner may have lost that one, and have another by now.
-    /// Without any, whatever the owner holds is meant.
+    /// Restricts the command to the hold with these tokens: the owner may have lost that hold and
+    /// have another one by now. Without tokens, any hold of the owner is meant.
     fn add_tokens(&self, command: &mut Cmd, tokens: &[u64]) {
         if tokens.is_empty() {
             return;
@@ -155,7 +157,8 @@ impl Subject {
         }
     }
 
-    /// Gives back `permits` of a semaphore, or one count of any other lock. If `keep_ms` is not 0, the lock stays closed for that long.
+    /// Releases `permits` of a semaphore, or one count of any other lock. If `keep_ms` is not 0,
+    /// the lock stays closed for that long.
     pub(crate) fn release(&self, tokens: &[u64], permits: u32, keep_ms: u64, request_id: u64) -> Cmd {
         let mut command = self.command("RELEASE");
         self.add_permits(&mut command, permits);
@@ -174,14 +177,14 @@ impl Subject {
         command
     }
 
-    /// Ends the wait of a request.
+    /// Cancels a waiting request.
     pub(crate) fn cancel(&self, request_id: u64) -> Cmd {
         let mut command = redis::cmd(&[self.family.prefix(), "CANCEL"].concat());
         command.arg(self.first_key()).arg(&*self.owner).arg("REQ").arg(request_id);
         command
     }
 
-    /// Takes all permits that are available.
+    /// Takes all available permits.
     pub(crate) fn drain(&self, lease: Duration) -> Cmd {
         let mut command = self.command("DRAIN");
         command.arg("PX").arg(ms(lease));
@@ -189,7 +192,7 @@ impl Subject {
     }
 }
 
-/// A command about a semaphore itself: INIT or RESIZE.
+/// A command about the semaphore itself: INIT or RESIZE.
 pub(crate) fn configure_semaphore(verb: &str, key: &[u8], permits: u32, idle: Option<Duration>) -> Cmd {
     let mut command = redis::cmd(&["RSEMAPHORE.", verb].concat());
     command.arg(key).arg(permits);
@@ -199,17 +202,18 @@ pub(crate) fn configure_semaphore(verb: &str, key: &[u8], permits: u32, idle: Op
     command
 }
 
-/// What ACQUIRE answers.
+/// The answer to an ACQUIRE.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// The tokens, one for each key.
+    /// The tokens, one per key.
     Granted(Vec<u64>),
     NotGranted,
-    /// The answer comes as a message.
+    /// The answer will come as a message.
     Waits,
 }
 
-/// Reads the answer to an ACQUIRE of so many keys. An old module that does not know `NOTIFY` answers a wait with 0.
+/// Parses the answer to an ACQUIRE of `keys` keys. An old module that does not know `NOTIFY`
+/// answers a wait with 0.
 pub(crate) fn answer(value: &Value, keys: usize) -> Result<Answer, Error> {
     let tokens: Option<Vec<u64>> = match value {
         Value::Nil => return Ok(Answer::NotGranted),
@@ -223,12 +227,12 @@ pub(crate) fn answer(value: &Value, keys: usize) -> Result<Answer, Error> {
     }
 }
 
-/// A token is a whole number above 0.
+/// A token is an integer above 0.
 fn token(value: &Value) -> Option<u64> {
     number(value).ok().and_then(|number| u64::try_from(number).ok()).filter(|token| *token > 0)
 }
 
-/// An answer that is a number, perhaps as text.
+/// Parses a number, which may come as text.
 pub(crate) fn number(value: &Value) -> Result<i64, Error> {
     let text = || std::str::from_utf8(bytes(value).ok()?).ok()?.parse().ok();
     match value {
@@ -237,13 +241,13 @@ pub(crate) fn number(value: &Value) -> Result<i64, Error> {
     }
 }
 
-/// An answer that is a number of milliseconds.
+/// Parses a number of milliseconds.
 pub(crate) fn milliseconds(value: &Value) -> Result<Duration, Error> {
     let number = number(value)?;
     u64::try_from(number).map(Duration::from_millis).map_err(|_| Error::unexpected(value))
 }
 
-/// An answer that is text, or the bytes of a name.
+/// Parses a text, or the bytes of a name.
 pub(crate) fn bytes(value: &Value) -> Result<&[u8], Error> {
     match value {
         Value::BulkString(bytes) => Ok(bytes),
@@ -252,7 +256,7 @@ pub(crate) fn bytes(value: &Value) -> Result<&[u8], Error> {
     }
 }
 
-/// A field of an answer that is a map, in RESP2 a list of names and values.
+/// A field of a map; RESP2 sends maps as lists of names and values.
 pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     let is_name = |value: &Value| bytes(value).is_ok_and(|found| found == name.as_bytes());
     match map {
@@ -262,7 +266,7 @@ pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     }
 }
 
-/// What a message says of a request that waits.
+/// The outcome of a waiting request, as its message tells it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
     Granted(Vec<u64>),
@@ -270,7 +274,7 @@ pub(crate) enum Message {
     Failed(Error),
 }
 
-/// Reads `granted ID TOKEN…`, `nil ID` or `error ID CODE TEXT`. `None` if it is something else.
+/// Parses `granted ID TOKEN…`, `nil ID` or `error ID CODE TEXT`. `None` for anything else.
 pub(crate) fn message(payload: &[u8]) -> Option<(u64, Message)> {
     let text = std::str::from_utf8(payload).ok()?;
     let mut words = text.splitn(3, ' ');
@@ -288,7 +292,7 @@ pub(crate) fn message(payload: &[u8]) -> Option<(u64, Message)> {
     Some((id, message))
 }
 
-/// The longest lease that the server grants, as the text of INFO tells it.
+/// The longest lease that the server grants, from the text of INFO.
 pub(crate) fn longest_lease(info: &str) -> Option<Duration> {
     let ms = info.lines().find_map(|line| line.strip_prefix("rlock_max_lease_ms:"))?.trim().parse().ok()?;
     (ms > 0).then(|| Duration::from_millis(ms))
@@ -323,12 +327,12 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_those_of_the_module() {
+    fn commands_match_the_module() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 REQ 7");
         assert_eq!(words(&mutex.release(&[9], 1, 0, 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
         assert_eq!(words(&mutex.release(&[9], 1, 50, 8)), "RLOCK.RELEASE k me REQ 8 KEEP 50 TOKEN 9");
-        assert_eq!(ms(Duration::from_nanos(1)), 1, "it does not become 0");
+        assert_eq!(ms(Duration::from_nanos(1)), 1, "it rounds up");
         let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
         assert_eq!(
             words(&mutex.acquire(bound)),
@@ -355,16 +359,16 @@ mod tests {
         assert_eq!(words(&many.renew(&[8, 9], Duration::from_secs(1))), "RLOCK.MRENEW 2 a b me PX 1000 TOKENS 8 9");
     }
 
-    /// `BLOCK 0` waits for ever: the end of a bounded wait must not become that.
+    /// `BLOCK 0` waits without a limit. A bounded wait that is almost over must not become one.
     #[test]
-    fn a_wait_that_is_all_but_over_does_not_become_endless() {
+    fn bounded_wait_never_sends_block_0() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         let last = mutex.acquire(options(Ask::Wait(Some(Duration::ZERO), "c")));
         assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 2000 REQ 7");
     }
 
     #[test]
-    fn answers_are_tokens_above_0_nil_or_waiting() {
+    fn answer_is_tokens_above_0_or_nil_or_waiting() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         assert_eq!(answer(&Value::Int(7), 1), Ok(Answer::Granted(vec![7])));
         assert_eq!(answer(&text("7"), 1), Ok(Answer::Granted(vec![7])), "a number as text");
@@ -377,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_their_request() {
+    fn message_names_its_request() {
         assert_eq!(message(b"granted 7 8 9"), Some((7, Message::Granted(vec![8, 9]))));
         assert_eq!(message(b"nil 7"), Some((7, Message::NotGranted)));
         assert_eq!(message(b"error 7 SUPERSEDED by a newer one"), Some((7, Message::Failed(Error::Superseded))));
@@ -387,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_lease_is_read_from_info() {
+    fn longest_lease_is_read_from_info() {
         assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:5000\r\n"), Some(Duration::from_secs(5)));
         assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:0\r\n"), None);
     }

@@ -1,7 +1,8 @@
-//! Compares the public API of rlock-client with `client/public-api.txt`, so that no change of it goes unnoticed. `make client-api` runs this.
+//! Compares the public API of rlock-client with `client/public-api.txt`, so that no change goes
+//! unnoticed. Run it with `make client-api`.
 //!
-//! Reading the API needs the output of rustdoc that a nightly Rust alone has, so it is no part of the tests. Where there is no nightly, that is said,
-//! and nothing is compared. With `--write` the list is written anew.
+//! It needs a nightly Rust for rustdoc's JSON output, so it is not part of the tests. Without a
+//! nightly it prints that it compares nothing. `--write` updates the list.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -10,7 +11,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let nightly = Command::new("rustup").args(["run", "nightly", "rustdoc", "--version"]).output();
     if !nightly.is_ok_and(|output| output.status.success()) {
         println!(
-            "skipped: only a nightly Rust tells the public API: rustup toolchain install nightly --profile minimal"
+            "skipped: listing the public API needs a nightly Rust: rustup toolchain install nightly --profile minimal"
         );
         return Ok(ExitCode::SUCCESS);
     }
@@ -35,16 +36,16 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let listed = std::fs::read_to_string(&list)?;
     let differences = differences(&listed, &api);
     if differences.is_empty() {
-        println!("The public API of rlock-client is as listed: {} items.", listed.lines().count());
+        println!("The public API of rlock-client matches client/public-api.txt: {} items.", listed.lines().count());
         return Ok(ExitCode::SUCCESS);
     }
-    println!("The public API of rlock-client is not as listed in client/public-api.txt:\n");
+    println!("The public API of rlock-client differs from client/public-api.txt:\n");
     differences.iter().for_each(|line| println!("{line}"));
-    println!("\nIf that is wanted: make client-api WRITE=1");
+    println!("\nTo accept the change: make client-api WRITE=1");
     Ok(ExitCode::FAILURE)
 }
 
-/// The lines that only one of two texts has: `-` those of the first, `+` those of the second.
+/// The lines that only one of two texts has: `-` for the first, `+` for the second.
 fn differences(first: &str, second: &str) -> Vec<String> {
     let only_in = |one: &str, other: &str, sign: char| {
         let others: std::collections::BTreeSet<_> = other.lines().collect();

@@ -1,4 +1,4 @@
-//! The client: how to connect, and its handles.
+//! The blocking client: how to connect, and its handles.
 
 use crate::Error;
 use crate::blocking::driver::{Driver, On};
@@ -7,7 +7,7 @@ use crate::blocking::observer::Observer;
 use crate::blocking::same::waits;
 use crate::kinds::{Fair, Mutex};
 
-/// A connection to the place where the locks are, see [`crate::Client`].
+/// A connection to one server, a primary under Sentinel, or a cluster. See [`crate::Client`].
 #[derive(Clone, Debug)]
 pub struct Client(pub(super) On<crate::Client>);
 
@@ -16,12 +16,12 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_by(|builder| async move { builder.connect(url).await })
     }
 
-    /// Connects with options, or to Sentinel or a cluster.
+    /// Connects with the options of a [`crate::Builder`], to one server, Sentinel or a cluster.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), rlock_client::Error> {
@@ -36,7 +36,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As the methods of [`crate::Builder`].
+    /// As the method of [`crate::Builder`] that `connect` calls.
     pub fn connect_by<F>(connect: impl FnOnce(crate::Builder) -> F) -> Result<Self, Error>
     where
         F: Future<Output = Result<crate::Client, Error>>,

@@ -1,4 +1,4 @@
-//! The runtime of a blocking client, and how a thread waits for what runs on it.
+//! The runtime of a blocking client, and how threads wait for its tasks.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Error;
 
-/// Ends the waits of threads: those of all handles to which it was [given](crate::blocking::Lock::interrupted_by), now and from now on.
-/// Clones are the same one.
+/// Interrupts waiting threads. It ends the current and all later waits of the handles that [use
+/// it](crate::blocking::Lock::interrupted_by). Clones share one state.
 ///
 /// ```no_run
 /// # fn example(client: rlock_client::blocking::Client) {
@@ -25,17 +25,17 @@ use crate::Error;
 pub struct Interrupt(CancellationToken);
 
 impl Interrupt {
-    /// One that has not been used yet.
+    /// Creates an interrupt that is not triggered.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends the waits.
+    /// Ends the waits with [`Error::Interrupted`].
     pub fn interrupt(&self) {
         self.0.cancel();
     }
 
-    /// Whether it has been used.
+    /// Whether [`interrupt`](Self::interrupt) has been called.
     pub fn is_interrupted(&self) -> bool {
         self.0.is_cancelled()
     }
@@ -45,20 +45,20 @@ impl Interrupt {
 #[derive(Clone, Debug)]
 pub(super) struct Driver {
     runtime: Arc<Owned>,
-    /// Runtimes of other clients, on which a part of the same is driven.
+    /// Runtimes of other clients that also drive parts of a `MultiLock`.
     others: Vec<Arc<Owned>>,
 }
 
 #[derive(Debug)]
 struct Owned {
     owned: Option<Runtime>,
-    /// Whether the last release that a drop has waited for was not answered in time.
+    /// Whether the last release that a drop waited for timed out.
     is_silent: AtomicBool,
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // The last guard may be dropped anywhere, also where blocking is not allowed.
+        // The last guard may be dropped where blocking is not allowed.
         if let Some(runtime) = self.owned.take() {
             runtime.shutdown_background();
         }
@@ -80,7 +80,7 @@ impl Driver {
         self.runtime.owned.as_ref().map_or(Err(Error::Closed), |runtime| runtime.block_on(work))
     }
 
-    /// Waits, unless that is interrupted.
+    /// Waits for `work` or for the interrupt.
     pub(super) fn wait_unless<T>(
         &self,
         interrupt: Option<&Interrupt>,
@@ -96,7 +96,7 @@ impl Driver {
         })
     }
 
-    /// The same for what another client has a part in: its runtime lives for as long, too.
+    /// Keeps the runtime of another client alive too.
     pub(super) fn beside(mut self, other: &Self) -> Self {
         self.others.push(other.runtime.clone());
         self.others.extend_from_slice(&other.others);
@@ -108,13 +108,13 @@ impl Driver {
     }
 }
 
-/// Something of the asynchronous side, with the runtime that drives it.
+/// An asynchronous object with the runtime that drives it.
 #[derive(Clone, Debug)]
 pub(super) struct On<T> {
-    // Before the driver, so that a guard's release is begun before the last driver goes.
+    // Declared before `driver`: a guard must start its release before the last driver is dropped.
     pub(super) inner: T,
     pub(super) driver: Driver,
-    /// What ends its waits.
+    /// Interrupts its waits.
     pub(super) interrupt: Option<Interrupt>,
 }
 
@@ -128,12 +128,13 @@ impl<T> On<T> {
     }
 }
 
-/// How long the drop of a guard waits for the release.
+/// How long dropping a guard waits for the release.
 const LONGEST_RELEASE: Duration = Duration::from_secs(5);
 
-/// A guard of the asynchronous side. When it is dropped, it has released: the process may end right after that.
+/// An asynchronous guard whose drop waits for the release. The process may exit right after.
 pub(super) struct Kept<G> {
-    // Dropped in this order: the release is begun, it is waited for, and then perhaps the runtime ends.
+    // Fields are dropped in this order: start the release, wait for it, then perhaps stop the
+    // runtime.
     pub(super) inner: G,
     pub(super) release: Release,
     pub(super) driver: Driver,
@@ -145,7 +146,7 @@ impl<G> Kept<G> {
         Self { inner, release, driver: driver.clone() }
     }
 
-    /// Ends it by hand.
+    /// Ends the guard by an explicit call.
     pub(super) fn end<F>(self, end: impl FnOnce(G) -> F) -> Result<(), Error>
     where
         F: Future<Output = Result<(), Error>>,
@@ -163,7 +164,7 @@ impl<G: std::fmt::Debug> std::fmt::Debug for Kept<G> {
     }
 }
 
-/// Waits when it is dropped, unless that is in an asynchronous task, where nothing may block.
+/// Waits for the release when dropped, except inside an asynchronous task, which must not block.
 pub(super) struct Release {
     end: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
     driver: Driver,
@@ -173,7 +174,8 @@ impl Drop for Release {
     fn drop(&mut self) {
         let may_block = Handle::try_current().is_err_and(|error| error.is_missing_context());
         let Some(runtime) = self.driver.runtime.owned.as_ref().filter(|_| may_block) else { return };
-        // Guards that are dropped together wait together: behind one whose server was silent the others do not wait once more.
+        // After one release has timed out, guards dropped next do not wait for the silent server
+        // again.
         let silent = &self.driver.runtime.is_silent;
         let patience = if silent.load(Ordering::Relaxed) { Duration::ZERO } else { LONGEST_RELEASE };
         let end = self.end.as_mut();

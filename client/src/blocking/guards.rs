@@ -1,4 +1,4 @@
-//! Guards: what a holder has in its hands.
+//! Guards of the blocking client.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::blocking::same::{holding, looks, waits};
 use crate::guard::Detached;
 use crate::kinds::{Keepable, Kind, Permits, Read, Reentrant, Write};
 
-/// A hold, see [`crate::Guard`]. When it is dropped it has released, or has tried to for 5 s. Dropped in an asynchronous task it
-/// releases in the background.
+/// A held lock, see [`crate::Guard`]. Dropping it blocks until the lock is released, for at most 5
+/// s. Dropped inside an asynchronous task, it does not block and releases in the background.
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]
 pub struct Guard<K>(Kept<crate::Guard<K>>);
@@ -30,7 +30,7 @@ impl<K: Kind> Guard<K> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn detach(self) -> Result<Detached, Error> {
         let Kept { inner, driver, .. } = self.0;
         driver.wait(inner.detach())
@@ -42,7 +42,7 @@ impl<K: Keepable> Guard<K> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn release_and_keep(self, keep: Duration) -> Result<(), Error> {
         self.0.end(|inner| inner.release_and_keep(keep))
     }
@@ -53,7 +53,7 @@ impl<K: Reentrant> Guard<K> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn reenter(&self) -> Result<Self, Error> {
         Ok(Self::over(&self.0.driver, self.0.inner.reenter()?))
     }
@@ -69,7 +69,7 @@ impl Guard<Write> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn downgrade(self) -> Result<Guard<Read>, Error> {
         let Kept { inner, driver, .. } = self.0;
         Ok(Guard::over(&driver, driver.wait(inner.downgrade())?))
@@ -81,7 +81,7 @@ impl Guard<Read> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn upgrade(&self) -> Result<Guard<Write>, Error> {
         Ok(Guard::over(&self.0.driver, self.0.driver.wait(self.0.inner.upgrade())?))
     }
@@ -90,7 +90,7 @@ impl Guard<Read> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
         Ok(Guard::over(&self.0.driver, self.0.driver.wait(self.0.inner.upgrade_timeout(timeout))?))
     }
@@ -106,9 +106,11 @@ impl MultiGuard {
     looks! { "crate::MultiGuard" token(key: impl AsRef<[u8]>) -> Option<u64>; }
 }
 
-/// A lock that a majority of servers has granted, see [`crate::QuorumGuard`]. When it is dropped or released, it has released on all servers that
-/// have granted it, or has tried to for 5 s. What a server
-/// grants later is taken back in the background: [`close`](crate::blocking::Quorum::close) waits for that. Dropped in an asynchronous task it releases in the background.
+/// A lock granted by a majority of servers, see [`crate::QuorumGuard`]. Dropping or releasing it
+/// blocks until all servers that granted the lock have released it, for at most 5 s. A server that
+/// grants later is released in the background; [`close`](crate::blocking::Quorum::close) waits for
+/// that. Dropped inside an asynchronous task, the guard does not block and releases in the
+/// background.
 #[cfg(feature = "quorum")]
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the lock"]

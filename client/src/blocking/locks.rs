@@ -1,4 +1,4 @@
-//! Handles to locks: what to acquire, and how.
+//! Handles to locks.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::blocking::same::{acquiring, all_options, options, waits};
 use crate::guard::Detached;
 use crate::kinds::{Fair, Kind, Permits, Read, Write};
 
-/// A lock under a key, see [`crate::Lock`].
+/// A lock on one key, see [`crate::Lock`].
 #[derive(Clone, Debug)]
 pub struct Lock<K>(pub(super) On<crate::Lock<K>>);
 
@@ -23,7 +23,7 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
         Ok(Guard::over(&self.0.driver, self.0.driver.wait(self.0.inner.attach(hold))?))
     }
@@ -47,18 +47,18 @@ impl Lock<Permits> {
 pub struct RwLock(pub(super) On<crate::RwLock>);
 
 impl RwLock {
-    /// The side of the readers.
+    /// The readers' lock.
     pub fn read(&self) -> Lock<Read> {
         Lock(self.0.driver.with(self.0.inner.read()))
     }
 
-    /// The side of the writer.
+    /// The writer's lock.
     pub fn write(&self) -> Lock<Write> {
         Lock(self.0.driver.with(self.0.inner.write()))
     }
 }
 
-/// A number of permits, see [`crate::Semaphore`].
+/// A semaphore, see [`crate::Semaphore`].
 #[derive(Clone, Debug)]
 pub struct Semaphore(pub(super) On<crate::Semaphore>);
 
@@ -74,7 +74,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn drain(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
         self.draining().take()
     }
@@ -95,7 +95,7 @@ impl Semaphore {
     }
 }
 
-/// All permits of a semaphore that are available, see [`crate::Drain`].
+/// Takes all available permits of a semaphore, see [`crate::Drain`].
 #[derive(Clone, Debug)]
 pub struct Drain(On<crate::Drain>);
 
@@ -110,14 +110,14 @@ impl Drain {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn take(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
         let taken = self.0.driver.wait(self.0.inner.take())?;
         Ok(taken.map(|(permits, guard)| (permits, Guard::over(&self.0.driver, guard))))
     }
 }
 
-/// Several keys that are locked together, see [`crate::MultiLock`].
+/// Several keys locked together, see [`crate::MultiLock`].
 #[derive(Clone, Debug)]
 pub struct MultiLock(pub(super) On<crate::MultiLock>);
 

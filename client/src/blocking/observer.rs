@@ -1,4 +1,4 @@
-//! A look at a lock from outside.
+//! Observes a lock without holding it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::blocking::same::waits;
 use crate::listeners::Event;
 use crate::observer::{Holder, Waiter};
 
-/// A look at one lock of any kind from outside, see [`crate::Observer`].
+/// Observes one lock of any kind, see [`crate::Observer`].
 #[derive(Clone, Debug)]
 pub struct Observer(pub(super) On<crate::Observer>);
 
@@ -30,21 +30,22 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     #[cfg(feature = "events")]
     pub fn events(&self) -> Result<Events, Error> {
         Ok(Events(self.0.driver.with(self.0.driver.wait(self.0.inner.events())?)))
     }
 }
 
-/// What happens to a lock, one after the other, without an end. See [`crate::Events`]; each item waits, as [`crate::Events::next`] does.
+/// An endless iterator over the events of a lock, see [`crate::Events`]. Each `next` blocks until
+/// an event comes, as [`crate::Events::next`] waits.
 #[cfg(feature = "events")]
 #[derive(Debug)]
 pub struct Events(On<crate::Events>);
 
 #[cfg(feature = "events")]
 impl Events {
-    /// Lets waits be ended by another thread, with [`Error::Interrupted`].
+    /// Lets another thread interrupt the waits, which then fail with [`Error::Interrupted`].
     #[must_use]
     pub fn interrupted_by(mut self, interrupt: &Interrupt) -> Self {
         self.0.interrupt = Some(interrupt.clone());

@@ -7,7 +7,7 @@ use crate::blocking::driver::{Driver, On};
 use crate::blocking::guards::QuorumGuard;
 use crate::blocking::same::{acquiring, all_options, options, waits};
 
-/// Independent masters, see [`crate::Quorum`].
+/// Independent primaries, see [`crate::Quorum`].
 #[derive(Clone, Debug)]
 pub struct Quorum(On<crate::Quorum>);
 
@@ -16,7 +16,7 @@ impl Quorum {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As the asynchronous method.
     pub fn connect(options: &crate::Builder, urls: &[&str]) -> Result<Self, Error> {
         let driver = Driver::start()?;
         let quorum = driver.wait(async { crate::Quorum::connect(options, urls) })?;
@@ -41,12 +41,12 @@ impl Quorum {
 pub struct QuorumRwLock(On<crate::QuorumRwLock>);
 
 impl QuorumRwLock {
-    /// The side of the readers.
+    /// The readers' lock.
     pub fn read(&self) -> QuorumLock {
         QuorumLock(self.0.driver.with(self.0.inner.read()))
     }
 
-    /// The side of the writer.
+    /// The writer's lock.
     pub fn write(&self) -> QuorumLock {
         QuorumLock(self.0.driver.with(self.0.inner.write()))
     }

@@ -1,14 +1,14 @@
-//! Methods that are the same as those of the asynchronous side. Each type here has the one that it wraps in `self.0.inner`, and what drives
-//! it in `self.0.driver`.
+//! Macros for methods that wrap the asynchronous ones. Each type here has the asynchronous object
+//! in `self.0.inner` and its runtime in `self.0.driver`.
 
-/// Methods that wait.
+/// Methods that block.
 macro_rules! waits {
     ($of:literal $($name:ident($($argument:ident: $type:ty),*) -> $out:ty;)*) => {$(
         #[doc = concat!("See [`", $of, "::", stringify!($name), "`].")]
         ///
         /// # Errors
         ///
-        /// As there.
+        /// As the asynchronous method.
         pub fn $name(&self, $($argument: $type),*) -> Result<$out, crate::Error> {
             self.0.driver.wait(self.0.inner.$name($($argument),*))
         }
@@ -16,7 +16,7 @@ macro_rules! waits {
 }
 pub(super) use waits;
 
-/// Methods that look, and do not wait.
+/// Methods that return at once.
 macro_rules! looks {
     ($of:literal $($name:ident($($argument:ident: $type:ty),*) -> $out:ty;)*) => {$(
         #[doc = concat!("See [`", $of, "::", stringify!($name), "`].")]
@@ -27,7 +27,7 @@ macro_rules! looks {
 }
 pub(super) use looks;
 
-/// Options of what is acquired.
+/// Options of an acquisition.
 macro_rules! options {
     ($of:literal $($name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[doc = concat!("See [`", $of, "::", stringify!($name), "`].")]
@@ -55,14 +55,14 @@ macro_rules! all_options {
 }
 pub(super) use all_options;
 
-/// What acquires.
+/// The methods that acquire, and `run`.
 macro_rules! acquiring {
     ($guard:ty, $of:literal) => {
         #[doc = concat!("See [`", $of, "::try_acquire`].")]
         ///
         /// # Errors
         ///
-        /// As there.
+        /// As the asynchronous method.
         pub fn try_acquire(&self) -> Result<Option<$guard>, crate::Error> {
             Ok(self.0.wait(self.0.inner.try_acquire())?.map(|guard| <$guard>::over(&self.0.driver, guard)))
         }
@@ -71,7 +71,7 @@ macro_rules! acquiring {
         ///
         /// # Errors
         ///
-        /// As there.
+        /// As the asynchronous method.
         pub fn acquire(&self) -> Result<$guard, crate::Error> {
             Ok(<$guard>::over(&self.0.driver, self.0.wait(self.0.inner.acquire())?))
         }
@@ -80,13 +80,14 @@ macro_rules! acquiring {
         ///
         /// # Errors
         ///
-        /// As there.
+        /// As the asynchronous method.
         pub fn acquire_timeout(&self, timeout: std::time::Duration) -> Result<$guard, crate::Error> {
             Ok(<$guard>::over(&self.0.driver, self.0.wait(self.0.inner.acquire_timeout(timeout))?))
         }
 
-        /// Acquires it, does some work, and releases it, also when the work panics. What the work has returned is returned in any case: a
-        /// release that does not reach the server is logged. What the work does after the lock was lost is up to the work.
+        /// Acquires the lock, calls `work`, and releases the lock, even if `work` panics. The
+        /// result of `work` is always returned: a failed release is only logged. A lost lock does
+        /// not stop `work`: call `is_held` in it before each step that needs the lock.
         ///
         /// # Errors
         ///
@@ -95,12 +96,14 @@ macro_rules! acquiring {
             let guard = self.acquire()?;
             let done = work(&guard);
             if let Err(error) = guard.release() {
-                tracing::warn!(%error, "the work is done, and its lock was not released");
+                tracing::warn!(%error, "the work is done, but its lock could not be released");
             }
             Ok(done)
         }
 
-        /// Lets waits be ended by another thread, with [`Error::Interrupted`](crate::Error::Interrupted). What was asked is taken back.
+        /// Lets another thread interrupt the waits, which then fail with
+        /// [`Error::Interrupted`](crate::Error::Interrupted). The client cleans up an interrupted
+        /// request in the background.
         #[must_use]
         pub fn interrupted_by(mut self, interrupt: &crate::blocking::Interrupt) -> Self {
             self.0.interrupt = Some(interrupt.clone());
@@ -110,7 +113,7 @@ macro_rules! acquiring {
 }
 pub(super) use acquiring;
 
-/// What every guard can do.
+/// The methods of every guard.
 macro_rules! holding {
     ($inner:ty, $of:literal) => {
         pub(super) fn over(driver: &crate::blocking::driver::Driver, guard: $inner) -> Self {
@@ -118,7 +121,7 @@ macro_rules! holding {
             Self(crate::blocking::driver::Kept::new(driver, guard, released))
         }
 
-        #[doc = concat!("See [`", $of, "::is_held`]. Look at it before each step that must not happen without the lock.")]
+        #[doc = concat!("See [`", $of, "::is_held`]. Check it before each step that needs the lock.")]
         pub fn is_held(&self) -> bool {
             self.0.inner.is_held()
         }
@@ -128,10 +131,10 @@ macro_rules! holding {
             self.0.inner.valid_for()
         }
 
-        #[doc = concat!("See [`", $of, "::lost`]: blocks until then.")]
+        #[doc = concat!("See [`", $of, "::lost`]: blocks until the lock is lost.")]
         pub fn wait_until_lost(&self) {
             let lost = self.0.inner.lost();
-            // Without a runtime there is no renewal, and the hold is as good as lost.
+            // Without a runtime nothing renews the hold, so treat it as lost.
             let _ = self.0.driver.wait(async { Ok(lost.await) });
         }
 
@@ -141,7 +144,7 @@ macro_rules! holding {
         ///
         /// # Errors
         ///
-        /// As there.
+        /// As the asynchronous method.
         pub fn release(self) -> Result<(), crate::Error> {
             self.0.end(|inner| inner.release())
         }
