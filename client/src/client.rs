@@ -116,9 +116,9 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// The time limit for one command. `try_acquire`, requests about a semaphore, and the requests
-    /// of an [`Observer`](crate::Observer) are retried for this long. A connection that delivers
-    /// nothing for this long after a command is replaced. Default: 5 s.
+    /// The time limit for one command. The client retries `try_acquire`, requests about a
+    /// semaphore, and requests of an [`Observer`](crate::Observer) for this long. It replaces a
+    /// connection that delivers nothing for this long after a command. Default: 5 s.
     #[must_use]
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.command_timeout = timeout;

@@ -105,8 +105,8 @@ impl Core {
         self.servers.slot_of(keys.first().map_or(&[], Vec::as_slice))
     }
 
-    /// The configured name of the server, primary or cluster, and the name made from its addresses:
-    /// two of them may have the same configured name.
+    /// The configured name of the server, primary or cluster, and the name made from its addresses.
+    /// The second one tells apart servers with the same configured name.
     pub(crate) fn place(&self) -> (String, String) {
         let own = self.servers.name();
         (self.name.clone().unwrap_or_else(|| own.clone()), own)

@@ -71,8 +71,8 @@ pub enum Error {
         /// How many servers there are.
         servers: usize,
     },
-    /// The server does not publish lock events, or ACL rules forbid to ask for or to subscribe to
-    /// them. `notify-keyspace-events` needs `K` and `d`.
+    /// The server does not publish lock events, which needs `K` and `d` in
+    /// `notify-keyspace-events`; or ACL rules forbid `CONFIG GET` or `SUBSCRIBE`.
     #[cfg(feature = "events")]
     #[error("the server does not publish lock events: notify-keyspace-events needs K and d")]
     NoEvents,

@@ -438,7 +438,7 @@ impl Held {
         }
         match keep {
             Some(_) if !is_only => {
-                Err(Error::Argument("keep needs the only guard of a hold, and others share this one; only this guard is released".to_owned()))
+                Err(Error::Argument("keep needs the only guard of a hold; others keep the lock".to_owned()))
             }
             _ => Ok(()),
         }

@@ -14,8 +14,8 @@ use crate::node::{Node, Single};
 use crate::transport::{Common, Hear, Link, Transport, connect_to};
 use crate::wire;
 
-/// The pause after the sentinels were asked about a primary that refuses. It doubles each time in a
-/// row, up to the maximum.
+/// The pause between two inquiries about a primary that refuses. It doubles each time in a row, up
+/// to the maximum.
 const BETWEEN_DOUBTS: Duration = Duration::from_secs(1);
 const BETWEEN_DOUBTS_AT_MOST: Duration = Duration::from_secs(4);
 

@@ -21,7 +21,8 @@ const ROUNDING: Duration = Duration::from_millis(2);
 /// A renewal is due after a third of the lease, so two may fail before the hold is lost.
 const RENEWALS_PER_LEASE: u32 = 3;
 
-/// Renewals that are due within this fraction of a lease run together, up to that much earlier.
+/// Renewals that are due within a 64th of a lease run together, so a renewal may be up to that much
+/// early.
 const ROUNDS_PER_SPAN: u32 = 64;
 
 /// When this much time has passed here, `span` has certainly not passed on the server.
