@@ -105,11 +105,11 @@ uninstall: ## Remove what `make install` installed
 	rm -f $(MODULES)/librlock.so
 
 deb: ## Build the Debian package for this machine in target/debian/: module, configuration, command line tool, manual; REVISION=2
-	@$(NEED) build dist
+	@$(NEED) build deb
 	FORMATS=deb REVISION=$(REVISION) OUT=$(DEBS) ./scripts/dist $(shell uname -m)
 
 dist: ## Build tarballs, .deb and .rpm for x86_64 and arm64, with SBOMs and SHA256SUMS, in target/dist/; ARCHES=x86_64 for one
-	@$(NEED) build dist cross sbom
+	@$(NEED) build deb rpm cross sbom
 	$(TOOLS) ./scripts/dist $(ARCHES)
 
 image: ## Build container images of what `make dist` has built, on Redis and Valkey, without a container engine (needs root)
