@@ -77,11 +77,17 @@ fn each_fault_is_found_by_a_scenario_that_names_the_rule() {
             scope.spawn(|| {
                 loop {
                     let Some((fault, scenario, rule)) = next.lock().unwrap().next() else { break };
-                    let said = judge(env!("CARGO_BIN_EXE_conformance-rust"), Some(fault), &[*scenario]);
-                    let verdict = verdict(&said, scenario);
-                    let is_caught = verdict.is_some_and(|line| line.starts_with("red") && line.contains(rule));
+                    let mut verdicts = Vec::new();
+                    // Scenarios with random moments find a fault in most runs, not in each.
+                    let is_caught = (0..5).any(|_| {
+                        let said = judge(env!("CARGO_BIN_EXE_conformance-rust"), Some(fault), &[*scenario]);
+                        let line = verdict(&said, scenario).unwrap_or_default().to_owned();
+                        let is_caught = line.starts_with("red") && line.contains(rule);
+                        verdicts.push(line);
+                        is_caught
+                    });
                     if !is_caught {
-                        missed.lock().unwrap().push(format!("{fault} in {scenario} ({rule}): {verdict:?}"));
+                        missed.lock().unwrap().push(format!("{fault} in {scenario} ({rule}): {verdicts:?}"));
                     }
                 }
             });
