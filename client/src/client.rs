@@ -14,6 +14,7 @@ use crate::clock::Clock;
 use crate::core::Core;
 use crate::metrics::{Meter, Metrics};
 use crate::node::{Node, Servers, Single};
+use crate::options::LONGEST;
 use crate::renewal::Renewals;
 use crate::transport::{Common, Direct};
 
@@ -118,10 +119,11 @@ impl Default for Builder {
 impl Builder {
     /// The time limit for one command. The client retries `try_acquire`, requests about a
     /// semaphore, and requests of an [`Observer`](crate::Observer) for this long. It replaces a
-    /// connection that delivers nothing for this long after a command. Default: 5 s.
+    /// connection that delivers nothing for this long after a command. Default: 5 s; the longest is
+    /// 365 days.
     #[must_use]
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
-        self.command_timeout = timeout;
+        self.command_timeout = timeout.min(LONGEST);
         self
     }
 

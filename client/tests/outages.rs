@@ -241,3 +241,16 @@ async fn timed_request_for_unavailable_places_ends_in_time() {
     proxy.clear();
     eventually(|| servers[0].client().holder("k").is_none()).await;
 }
+
+/// The client adds the time limit to the current time, which must not overflow.
+#[tokio::test]
+async fn longest_command_timeout_is_accepted() {
+    let server = Server::start();
+    let client = Client::builder().command_timeout(Duration::MAX).connect(&url(&server)).await.expect("a client");
+    let guard = client.lock("k").try_acquire().await.expect("an answer").expect("a grant");
+    guard.release().await.expect("it was held");
+    let guard = client.lock("k").acquire_timeout(Duration::MAX).await.expect("a grant");
+    guard.release().await.expect("it was held");
+    let guard = client.lock("k").acquire_timeout(Duration::from_secs(1 << 40)).await.expect("a grant");
+    guard.release().await.expect("it was held");
+}
