@@ -15,9 +15,13 @@
 
 mod action;
 mod beliefs;
+mod equal;
 mod fault;
+mod replication;
+mod requests;
 mod search;
 mod server;
+mod turns;
 mod world;
 
 use std::vec::Vec;

@@ -1,0 +1,179 @@
+//! Replication, promotions and restarts.
+
+use std::vec::Vec;
+
+use super::fault::Fault;
+use super::server::{Link, Sent, Server, Values};
+use super::turns::Plain;
+use super::world::{BARRED, TICK_US, World, open, stays};
+use crate::bytes::Key;
+use crate::codec::{decode, encode};
+use crate::effect::parse_effect;
+use crate::engine::Engine;
+use crate::engine::tests::keyspace::{Open, Value};
+use crate::keyspace::KeyId;
+use crate::lock::Lock;
+use crate::right_to_grant::Replication;
+
+impl World<'_> {
+    pub(super) fn replication(&self, server: usize) -> Replication {
+        let mut replication = self.servers[server].replication();
+        match self.fault {
+            Fault::CountsConnected => replication.acknowledged.iter_mut().for_each(|offset| *offset = u64::MAX),
+            Fault::OneTooFew => replication.acknowledged.push(u64::MAX),
+            _ => {}
+        }
+        replication
+    }
+
+    /// Writes something else than an effect to the stream.
+    pub(super) fn ping(&mut self, master: usize) {
+        self.server(master).offset += 1;
+    }
+
+    pub(super) fn receive(&mut self, replica: usize) {
+        let master = self.servers[replica].follows.expect("a replica");
+        if self.servers[replica].needs_copy {
+            self.copy(replica, master);
+        }
+        let (now, offset) = (self.now_of(replica), self.servers[master].offset);
+        let server = self.server(replica);
+        for Sent { key: number, facts, arguments } in std::mem::take(&mut server.on_the_way) {
+            let [first, second] = &arguments;
+            let event = parse_effect(&facts, [first.as_deref(), second.as_deref()], now).expect("a valid effect");
+            let mut open = open(&mut server.values, &[number], None);
+            server.engine.apply_effect(&mut open, KeyId(0), &event).expect("a replica can apply it");
+        }
+        while server.engine.has_to_observe() {
+            server.engine.begin_turn();
+            while let Some(key) = server.engine.next_to_observe() {
+                let mut open = Open { open: [key].into(), client: None, barred: &BARRED, values: &mut server.values.0 };
+                server.engine.observe(&mut open, KeyId(0));
+            }
+        }
+        server.offset = offset;
+        self.server(master).links[replica].in_socket = Some(offset);
+        if self.setup.clocks_ahead == [0; 4] {
+            let locks = |server: usize| -> Vec<&Lock> {
+                let values = self.servers[server].values.0.values();
+                values.filter_map(|value| if let Value::Lock(lock) = value { Some(lock) } else { None }).collect()
+            };
+            assert_eq!(locks(replica), locks(master), "a replica has what its master has");
+        }
+    }
+
+    /// A replica loads a copy of its master's data.
+    pub(super) fn copy(&mut self, replica: usize, master: usize) {
+        let (from, to) = (self.now_of(master), self.now_of(replica));
+        let mut values = Values::default();
+        let mut engine = Engine::new([1, 2, 3, 4]);
+        for ((db, name), value) in &self.servers[master].values.0 {
+            let Value::Lock(lock) = value else { continue };
+            let mut bytes = Vec::new();
+            encode(lock, from, &mut bytes);
+            let lock = decode(&bytes, to).expect("a valid lock");
+            values.0.insert((*db, name.clone()), Value::Lock(lock));
+            engine.value_loaded(Key { db: *db, name: name.as_slice().into() });
+        }
+        engine.raise_token(self.servers[master].engine.last_token());
+        let (rules, has_keys, now_us) = (self.rules(), !values.0.is_empty(), self.now * TICK_US);
+        let offset = self.servers[master].offset;
+        let server = self.server(replica);
+        engine.raise_token(server.engine.last_token());
+        (server.engine, server.values, server.offset) = (engine, values, offset);
+        server.on_the_way.clear();
+        server.needs_copy = false;
+        server.quarantine.on_load_from_master();
+        server.quarantine.look(&rules, has_keys, now_us);
+    }
+
+    /// A server becomes a replica of a master.
+    pub(super) fn follow(&mut self, server: usize, master: usize) {
+        let (term, servers) = (self.servers[master].term, self.servers.len());
+        let replica = self.server(server);
+        replica.engine.demoted();
+        replica.waiting.clear();
+        replica.follows = Some(master);
+        replica.term = term;
+        replica.links = std::vec![Link::default(); servers];
+        self.copy(server, master);
+        self.server(master).links[server] = Link { acknowledged: Some(0), in_socket: None };
+        let (rules, now_us) = (self.rules(), self.now * TICK_US);
+        let replication = self.replication(server);
+        let readings = &mut Plain { now_us, replication: &replication };
+        self.server(server).quarantine.on_tick(&rules, false, readings);
+    }
+
+    pub(super) fn promote(&mut self, number: usize) {
+        let (term, rules, now_us) = (self.newest_term() + 1, self.rules(), self.now * TICK_US);
+        let fault = self.fault;
+        let servers = self.servers.len();
+        let server = self.server(number);
+        let has_lost = !server.on_the_way.is_empty();
+        server.on_the_way.clear();
+        server.needs_copy = false;
+        server.follows = None;
+        server.term = term;
+        server.links = std::vec![Link::default(); servers];
+        let before = server.quarantine.clone();
+        server.quarantine.on_promoted(&rules, now_us);
+        if fault == Fault::NotBegunAnew {
+            stays(&mut server.quarantine, &before, &rules, now_us);
+        }
+        if fault == Fault::NotBegunWhenFollowed {
+            server.quarantine.awaits_replicas = false;
+        }
+        server.engine.promoted();
+        self.shown.lost_suffix = has_lost;
+        self.answered = [false, false];
+    }
+
+    pub(super) fn let_follow(&mut self, master: usize) {
+        self.tick(master);
+        for replica in self.replicas_of(master) {
+            self.receive(replica);
+        }
+        self.tick(master);
+    }
+
+    pub(super) fn fail_over(&mut self, server: usize) {
+        let others = self.servers[server].follows.map(|master| self.replicas_of(master)).unwrap_or_default();
+        self.promote(server);
+        let lost_suffix = self.shown.lost_suffix;
+        for other in others.into_iter().filter(|other| *other != server) {
+            self.follow(other, server);
+        }
+        self.let_follow(server);
+        self.shown.lost_suffix = lost_suffix;
+    }
+
+    pub(super) fn restart(&mut self, number: usize, keeps: bool) {
+        let servers = self.servers.len();
+        let (rules, now_us) = (self.rules(), self.now * TICK_US);
+        for replica in self.replicas_of(number) {
+            self.server(replica).needs_copy = true;
+        }
+        let server = self.server(number);
+        let mut restarted = Server::new(servers);
+        (restarted.follows, restarted.term, restarted.offset) = (server.follows, server.term, server.offset);
+        restarted.needs_copy = server.follows.is_some();
+        restarted.engine.raise_token(server.engine.last_token());
+        if keeps {
+            for (at, value) in std::mem::take(&mut server.values.0) {
+                let Value::Lock(mut lock) = value else { continue };
+                lock.take_alarm();
+                lock.unbind_all();
+                restarted.engine.value_loaded(Key { db: at.0, name: at.1.as_slice().into() });
+                restarted.values.0.insert(at, Value::Lock(lock));
+            }
+        }
+        restarted.quarantine.look(&rules, !restarted.values.0.is_empty(), now_us);
+        if restarted.follows.is_none() {
+            restarted.engine.promoted();
+        }
+        *server = restarted;
+        for replica in self.replicas_of(number) {
+            self.server(number).links[replica].acknowledged = Some(0);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! A master's own work: its tick, its timer, and one step of the engine with the answers and
+//! effects that it publishes.
+
+use std::vec::Vec;
+
+use super::LEASE;
+use super::action::Ask;
+use super::fault::Fault;
+use super::server::{Sent, Server, Waiting};
+use super::world::{TICK_US, World, number_of, open, stays};
+use crate::effect::{Facts, write_effect};
+use crate::engine::tests::keyspace::Open;
+use crate::engine::{Engine, Transaction};
+use crate::limits::{Limits, MayGrant};
+use crate::outbox::{Answer, Outbox};
+use crate::quarantine::{GrantRules, Quarantine};
+use crate::right_to_grant::{Readings, Replication};
+
+/// How long a fair lock keeps a place.
+const GRACE: u64 = 2;
+
+/// For what the core asks whether it may grant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Timer,
+    Renewal,
+    /// Of an owner that holds in the same mode, or in another one.
+    Attempt {
+        ask: Ask,
+        holds: bool,
+        holds_other: bool,
+    },
+}
+
+/// The two readings of a tick.
+pub(super) struct Plain<'w> {
+    pub(super) now_us: u64,
+    pub(super) replication: &'w Replication,
+}
+
+impl Readings for Plain<'_> {
+    fn clock_us(&mut self) -> u64 {
+        self.now_us
+    }
+
+    fn replication(&mut self) -> Option<Replication> {
+        Some(self.replication.clone())
+    }
+}
+
+/// The two readings of a tick, with a failover between them.
+struct Between<'w, 's> {
+    world: &'w mut World<'s>,
+    server: usize,
+    readings: usize,
+    /// The state of the replication for a tick that reads the clock last.
+    early: Option<Replication>,
+}
+
+impl Between<'_, '_> {
+    fn reads(&mut self) {
+        self.readings += 1;
+        if self.readings == 2 {
+            self.world.meanwhile(self.server);
+        }
+    }
+}
+
+impl Readings for Between<'_, '_> {
+    fn clock_us(&mut self) -> u64 {
+        self.reads();
+        if self.world.fault == Fault::ClockAfterOffset && self.readings == 1 {
+            self.early = Some(self.world.replication(self.server));
+            self.reads();
+        }
+        self.world.now * TICK_US
+    }
+
+    fn replication(&mut self) -> Option<Replication> {
+        self.early.take().or_else(|| {
+            self.reads();
+            Some(self.world.replication(self.server))
+        })
+    }
+}
+
+impl World<'_> {
+    pub(super) fn tick(&mut self, number: usize) {
+        self.server(number).read_acknowledgements();
+        let replication = self.replication(number);
+        let now_us = self.now * TICK_US;
+        let mut readings = Plain { now_us, replication: &replication };
+        self.tick_with(number, &mut |quarantine, rules| quarantine.on_tick(rules, true, &mut readings).has_resumed);
+    }
+
+    pub(super) fn slow_tick(&mut self, number: usize) {
+        self.server(number).read_acknowledgements();
+        let mut quarantine = std::mem::take(&mut self.server(number).quarantine);
+        let rules = self.rules();
+        let mut between = Between { world: self, server: number, readings: 0, early: None };
+        let ticked = quarantine.on_tick(&rules, true, &mut between);
+        self.server(number).quarantine = quarantine;
+        self.after_tick(number, ticked.has_resumed);
+    }
+
+    /// The events between the readings of a slow tick.
+    pub(super) fn meanwhile(&mut self, master: usize) {
+        self.ping(master);
+        for replica in self.replicas_of(master) {
+            self.receive(replica);
+        }
+        self.fail_over(1);
+        self.now += 1;
+    }
+
+    pub(super) fn tick_with(&mut self, number: usize, tick: &mut dyn FnMut(&mut Quarantine, &GrantRules) -> bool) {
+        let (rules, now_us, fault) = (self.rules(), self.now * TICK_US, self.fault);
+        let quarantine = &mut self.server(number).quarantine;
+        if fault == Fault::StampsWhenRead {
+            quarantine.right.noted.values_mut().for_each(|at_us| *at_us = now_us);
+        }
+        let before = quarantine.clone();
+        let has_resumed = tick(quarantine, &rules);
+        if fault == Fault::NotBegunAnew {
+            stays(quarantine, &before, &rules, now_us);
+        }
+        self.after_tick(number, has_resumed);
+    }
+
+    pub(super) fn after_tick(&mut self, number: usize, has_resumed: bool) {
+        if has_resumed {
+            self.shown.ended |= self.servers[number].quarantine.since_us.is_some();
+            self.server(number).engine.grants_resumed();
+        }
+        self.ping(number);
+        self.begin_turn(number);
+        self.run_timer(number);
+    }
+
+    /// A turn of the server begins: it has written its answers.
+    pub(super) fn begin_turn(&mut self, number: usize) {
+        let Server { engine, waiting, .. } = self.server(number);
+        engine.begin_turn();
+        engine.confirm_grants(|_| true);
+        waiting.retain(|waiting| engine.is_waiting(waiting.ticket));
+    }
+
+    pub(super) fn run_timer(&mut self, number: usize) {
+        loop {
+            self.server(number).engine.begin_turn();
+            loop {
+                self.take_offers(number);
+                let (now, mut out) = (self.now_of(number), Outbox::new(true));
+                let job = self.server(number).engine.next_job(now, &mut out);
+                self.publish(number, &[], &out);
+                let Some(key) = job else { break };
+                let keys = [number_of(key.borrow())];
+                self.transact(number, &keys, None, Purpose::Timer, |engine, tx| engine.run_job(tx));
+            }
+            let (due_us, now_us) = (self.servers[number].engine.next_timeout_us(), self.now * TICK_US);
+            if due_us.is_none_or(|due_us| due_us > now_us) {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn take_offers(&mut self, number: usize) {
+        while let Some((offer, keys)) = self.server(number).engine.next_offer(|_| true) {
+            let keys: Vec<usize> = keys.iter().map(|key| number_of(key.borrow())).collect();
+            self.transact(number, &keys, None, Purpose::Timer, |engine, tx| engine.take_offer(tx, offer));
+        }
+    }
+
+    /// Whether the server may grant, by the rules or by the wrong one.
+    pub(super) fn may_grant(&mut self, number: usize, purpose: Purpose) -> MayGrant {
+        let (rules, now_us, fault) = (self.rules(), self.now * TICK_US, self.fault);
+        let may_grant = self.server(number).quarantine.may_grant(&rules, now_us);
+        let is_wrong = match (fault, purpose) {
+            (Fault::Reenters, Purpose::Attempt { ask: Ask::Try(..), holds, .. })
+            | (Fault::AnswersOnce, Purpose::Attempt { ask: Ask::Once(..), holds, .. })
+            | (Fault::AnswersRetries, Purpose::Attempt { ask: Ask::Wait(..), holds, .. }) => holds,
+            (Fault::ChangesModes, Purpose::Attempt { ask: Ask::Try(..), holds_other, .. }) => holds_other,
+            (Fault::Drains, Purpose::Attempt { ask: Ask::Drain, .. }) => true,
+            _ => false,
+        };
+        match (may_grant, fault, purpose) {
+            (MayGrant::Quarantine { .. }, ..) if is_wrong => MayGrant::Yes,
+            (MayGrant::Quarantine { left_ms, .. }, Fault::RenewsAtOnce, Purpose::Renewal) => {
+                MayGrant::Quarantine { left_ms, renews: true }
+            }
+            (MayGrant::Quarantine { renews: true, .. }, Fault::RenewsUnclaimed, Purpose::Renewal) => MayGrant::Yes,
+            (MayGrant::NoReplicas, Fault::TimerGrants, Purpose::Timer) => MayGrant::Yes,
+            _ => may_grant,
+        }
+    }
+
+    pub(super) fn transact<R>(
+        &mut self,
+        number: usize,
+        keys: &[usize],
+        client: Option<u64>,
+        purpose: Purpose,
+        request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
+    ) -> R {
+        let may_grant = self.may_grant(number, purpose);
+        let limits = Limits {
+            max_waiters: 6,
+            max_places: 8,
+            fair_grace_ms: GRACE,
+            max_lease_ms: LEASE,
+            may_grant,
+            marks_unclaimed: true,
+        };
+        let now = self.now_of(number);
+        let mut out = Outbox::new(true);
+        let Server { engine, values, .. } = self.server(number);
+        let mut open = open(values, keys, client);
+        let mut tx = Transaction::new(now, limits, &mut open, &mut out);
+        let result = request(engine, &mut tx);
+        self.publish(number, keys, &out);
+        result
+    }
+
+    /// Sends the effects to the replicas, and the answers to the waiters.
+    pub(super) fn publish(&mut self, number: usize, keys: &[usize], out: &Outbox) {
+        let now = self.now_of(number);
+        let replicas = self.replicas_of(number);
+        for (index, effect) in out.effects().iter().enumerate() {
+            let event = out.event(index).expect("an outbox that keeps events");
+            self.server(number).offset += 1;
+            let mut facts = Facts::default();
+            let arguments = write_effect(event, now, &mut facts).in_order();
+            for replica in &replicas {
+                let arguments = arguments.map(|argument| argument.map(<[u8]>::to_vec));
+                let sent = Sent { key: keys[effect.key.0], facts: facts.to_vec(), arguments };
+                self.server(*replica).on_the_way.push(sent);
+            }
+        }
+        for told in out.answers() {
+            let waiting = &mut self.server(number).waiting;
+            let Some(at) = waiting.iter().position(|waiting| waiting.ticket == told.ticket) else { continue };
+            let Waiting { owner, key, ask, sent, .. } = waiting[at];
+            if let (Answer::Granted(token), Ask::Wait(mode, count)) = (&told.answer, ask) {
+                // The waiter stays known until the next turn, because its connection may close
+                // before that.
+                let (now, owner) = (self.now, usize::from(owner));
+                if self.setup.believes_after_wait {
+                    self.owners[owner].granted(key, mode, count, *token, LEASE, sent, now);
+                } else {
+                    self.owners[owner].granted_after_wait(key, mode, count, *token, now);
+                }
+                self.note_grant(number);
+            } else {
+                waiting.remove(at);
+            }
+        }
+    }
+
+    pub(super) fn note_grant(&mut self, number: usize) {
+        let quarantine = &self.servers[number].quarantine;
+        let is_over = quarantine.left_ms(&self.setup.rules(), self.now * TICK_US) == 0;
+        self.shown.granted_after |= quarantine.since_us.is_some() && is_over;
+    }
+}
