@@ -59,7 +59,7 @@ pub enum Error {
         /// How many replicas acknowledged.
         acknowledged: u32,
     },
-    /// An invalid argument. The text has the value received and what is accepted.
+    /// An invalid argument. The text names the received value and the accepted ones.
     #[error("invalid argument: {0}")]
     Argument(String),
     /// Fewer than a majority of the servers granted the lock, so the client released it.

@@ -143,7 +143,7 @@ impl AnyLock {
         each!(&self.of, lock => Ok(lock.run(async |_| work().await).await?), Ok(lock.run(async |_| work().await).await?))
     }
 
-    /// The leader helper, with what the leader is told: its token, and how it hears of the loss.
+    /// The leader helper. `term` receives the leader's token and a future that resolves on a loss.
     pub async fn lead<T, F: Future<Output = T>>(&self, mut term: impl FnMut(u64, Lost) -> F) -> Result<T, Failure> {
         each!(&self.of, lock => Ok(lock.lead(|guard| term(guard.token(), Box::pin(guard.lost()))).await?), {
             let _ = lock;

@@ -2,7 +2,7 @@
 
 use rlock_bench::resp;
 
-/// What the members hand over.
+/// The kind of prize.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Prize {
     /// A lock, by RLOCK.ACQUIRE … BLOCK 0 and RLOCK.RELEASE.
