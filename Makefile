@@ -292,6 +292,12 @@ bench-peers: ## Measure the module beside other locks, and write docs/benchmarks
 	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
+bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md
+	@$(NEED) build
+	@cargo test --profile worlds --package rlock-core --lib collections::gains -- --ignored --nocapture | tee target/collections.log
+	@! test -n "$(WRITE)" || { echo '| collection, and what is measured | figure | ordinary collection | figure |' && echo '|---|---:|---|---:|' && \
+	  grep '^| ' target/collections.log; } | ./scripts/between docs/internals/design.md '`make bench-collections WRITE=1`'
+
 bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations/capacity.md
 	@$(NEED) build
 	cargo build --release --package rlock-bench-peers --bin bench-fleet
