@@ -212,7 +212,7 @@ miri: ## Test the core under Miri, long tests in a short form (needs nightly)
 	  RLOCK_DEADLOCK_REQUESTS=40 RLOCK_WORLDS_STATES=100 \
 	  cargo +nightly miri test --package rlock-core --lib -- $(TESTS)
 
-coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches (needs nightly)
+coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches too, and needs nightly
 	@$(NEED) build coverage $(if $(BRANCHES),branches)
 	$(TOOLS) cargo $(if $(BRANCHES),+nightly llvm-cov --branch,llvm-cov) --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
 	  --show-missing-lines --fail-under-lines $(LINES)
