@@ -2,7 +2,7 @@
 
 SHELL        := /bin/bash
 SERVER       ?= redis-server
-# Not 6379, which Debian's redis-server may already use.
+# Not 6379, which Debian's redis-server may use already.
 PORT         ?= 6390
 CLUSTER_PORT ?= 7000
 MODULE       := target/release/librlock.so
@@ -52,10 +52,10 @@ CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
 SIZING       ?= docs/operations/capacity.md
 
-# What the client's tests need of its features.
+# The features that the client's tests need.
 CLIENT_FEATURES := blocking,cluster,events,quorum,sentinel
 
-# What a target needs installed: the tools to build, and for most targets a server.
+# The groups of scripts/need that a target needs: the tools to build, and for most targets a server.
 NEEDS         = build
 
 .DEFAULT_GOAL := help
@@ -88,7 +88,7 @@ free-port:
 cluster: build ## Start a local cluster with the module, three masters and three replicas, and print commands to try
 	@SERVER=$(SERVER) MODULE=$(MODULE) PORT=$(CLUSTER_PORT) ./scripts/cluster
 
-demo: ## Let 1000 clients count to 1000 under one lock
+demo: ## Let 1000 clients increment one counter to 1000 under a lock
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench
 	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
@@ -116,7 +116,7 @@ image: ## Build container images of what `make dist` has built, on Redis and Val
 	@$(NEED) root image
 	./packaging/container/build
 
-test-dist: ## Try what `make dist` and `make image` have built: in bare Debians, on arm64, in containers (needs root)
+test-dist: ## Test what `make dist` and `make image` have built: in bare Debian systems, on arm64, in containers (needs root)
 	@$(NEED) root image cross server
 	./packaging/try $(PARTS)
 	./packaging/container/try
@@ -130,7 +130,7 @@ test: build ## Test the core, the module, the client and the command line tool (
 test-all: build ## Run `make test`, the module with NOTIFY waiters, the tests of the tools, and the doc examples
 	SERVER=$(SERVER) ./scripts/test core module client cli notify tools docs
 
-lint: ## Check format, lints, module cycles, and the subjects of new commits
+lint: ## Check the format, lints, cycles of modules, and the subjects of new commits
 	@$(NEED) build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features rlock-client/blocking,rlock-client/cluster,rlock-client/events,rlock-client/quorum,rlock-client/sentinel,rlock-client/tls-rustls -- -D warnings
@@ -165,7 +165,7 @@ test-matrix: build ## Test the module on every server of Debian's suites, blocke
 	cargo test-all --test module --no-run
 	@./scripts/matrix $(SERVERS)
 
-check: build ## Record what clients observe for SECONDS, and check it against the guarantees; SEED=n for other choices
+check: build ## Record what clients observe for SECONDS, and check it against the guarantees; SEED=n for another random run
 	$(CHECK) run --module $(MODULE) --server $(SERVER) --seconds $(SECONDS) --seed $(SEED)
 
 check-crashes: build ## Run `make check` while the server is killed and suspended, and loses connections
@@ -177,16 +177,16 @@ test-faults: build ## Check what clients observe under each fault for SECONDS, o
 check-speed: ## Check a generated history of OPERATIONS, and print how long that takes
 	$(CHECK) speed --operations $(OPERATIONS)
 
-check-worlds: ## Try every order of steps in small worlds, at least STATES states, against oracles; ONLY=failovers, WRITE=1 records the tables
+check-worlds: ## Try every order of steps in small worlds against oracles, at least STATES states in all; ONLY=failovers for those, WRITE=1 records the tables
 	@$(NEED) build
 	@STATES=$(STATES) ONLY=$(ONLY) ./scripts/worlds $(if $(WRITE),docs/internals/checks.md)
 
-check-mutants: ## Build the module with each fault of verify/check/mutants, and record which check notices it; NAMES=fifo for some
+check-mutants: ## Build the module with each fault of verify/check/mutants, and record which checks notice it; NAMES=fifo for some
 	@$(NEED) build
 	@$(NEED) server
 	$(CHECK) mutants --server $(SERVER) --write docs/internals/coverage.md $(NAMES)
 
-test-patched: ## Check that tests notice a module that ignores new replicas, and that a panic loses no change
+test-patched: ## Check that tests notice a module that ignores new replicas, and that a panic loses no changes
 	@$(NEED) build server
 	@SERVER=$(SERVER) ./scripts/patched verify/check/mutants/fork-ignored.patch listeners_storm::
 	@SERVER=$(SERVER) ./scripts/patched tests/patches/panic-after-commit.patch panics::
@@ -212,7 +212,7 @@ miri: ## Test the core under Miri, long tests in a short form (needs nightly)
 	  RLOCK_DEADLOCK_REQUESTS=40 RLOCK_WORLDS_STATES=100 \
 	  cargo +nightly miri test --package rlock-core --lib -- $(TESTS)
 
-coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches (needs nightly)
+coverage: ## Show which lines of the core its own tests reach, and fail below LINES percent; BRANCHES=1 counts branches too, and needs nightly
 	@$(NEED) build coverage $(if $(BRANCHES),branches)
 	$(TOOLS) cargo $(if $(BRANCHES),+nightly llvm-cov --branch,llvm-cov) --package rlock-core --lib --ignore-filename-regex '$(TEST_CODE)' \
 	  --show-missing-lines --fail-under-lines $(LINES)
@@ -223,10 +223,10 @@ soak: build ## Run a mixed load of all kinds with disconnects for MINUTES, and c
 failover: build ## Kill a primary under load 20 times, with Sentinel
 	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test-all --test module -- --nocapture failover::replica_of_a_primary_killed
 
-test-failover: build ## Let each fault befall a master under load on each server, and add to the record of overlaps (hours; it goes on where it was); SERVERS=redis-server
+test-failover: build ## Cause each fault of a master under load, on each server, and record overlaps (hours; continues an interrupted run); SERVERS=redis-server
 	RLOCK_MODULE_BEFORE=$$(./scripts/before $(BEFORE)) ./scripts/failovers $(SERVERS)
 
-client-native-tls: build ## Test the client's TLS with the system's own library
+client-native-tls: build ## Test the client's TLS with the system's TLS library
 	@$(NEED) openssl
 	cargo clippy --package rlock-client --all-targets --features $(CLIENT_FEATURES),tls-native-tls -- -D warnings
 	RLOCK_SERVER=$(SERVER) cargo test --package rlock-client --features $(CLIENT_FEATURES),tls-native-tls --test client -- tls::
@@ -259,7 +259,7 @@ test-peers: build ## Check that each lock of bench/peers/ excludes, and what a c
 
 demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
 	@$(NEED) root
-	@# Into separate folders, because a build removes older ones.
+	@# Into separate folders, because a build removes older packages.
 	$(MAKE) deb REVISION=1 DEBS=target/demo/1
 	$(MAKE) deb REVISION=2 DEBS=target/demo/2
 	cp target/demo/[12]/*.deb target/demo/
@@ -273,12 +273,12 @@ bench: ## Measure the module and its longest pauses, and write docs/benchmarks-m
 	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(CURRENT:%=--current %) $(SECTION) \
 	  $(if $(or $(WRITE),$(if $(SECTION),,1)),--page docs/benchmarks-module.md)
 
-bench-current: build ## Measure a pair on current servers, against DELEX IFEQ and DELIFEQ; fetches the servers (WRITE=1 writes it to the page)
+bench-current: build ## Measure acquire and release on current servers, against DELEX IFEQ and DELIFEQ; fetches the servers (WRITE=1 writes the page)
 	cargo build --release --package rlock-bench
 	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) \
 	  --rounds $(ROUNDS) $(if $(WRITE),--page docs/benchmarks-module.md) current-servers
 
-bench-against: build ## Measure sections with this module and with REV's in turns, and print the ratio; SECTIONS="memory", ROUNDS=15
+bench-against: build ## Measure sections with this module and that of REV in turns, and print the ratio; SECTIONS="memory", ROUNDS=15
 	@$(NEED) server
 	rm -rf target/against/tree && mkdir -p target/against/tree
 	git archive $(REV) | tar --extract --directory target/against/tree
@@ -298,7 +298,7 @@ bench-collections: ## Measure the collections of the core against ordinary ones 
 	@! test -n "$(WRITE)" || { echo '| collection, and what is measured | figure | ordinary collection | figure |' && echo '|---|---:|---|---:|' && \
 	  grep '^| ' target/collections.log; } | ./scripts/between docs/internals/design.md '`make bench-collections WRITE=1`'
 
-bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations/capacity.md
+bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table in docs/operations/capacity.md
 	@$(NEED) build
 	cargo build --release --package rlock-bench-peers --bin bench-fleet
 	target/release/bench-fleet $(SIZING:%=--page %)
