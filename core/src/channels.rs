@@ -1,10 +1,10 @@
 //! The channels for answers to notified waiters: a number for each name.
 //!
 //! There may be millions of waiters, so each stores the short number of its channel. A number in
-//! use identifies one channel. After its channel is no longer in use, the number is reused only
-//! after nearly all of the 2^32 others: that takes an hour at the very least on a server that gets
-//! only requests for new channels. A pending note that the slot of the previous channel has gone
-//! (`registry/notified.rs`) is processed within seconds.
+//! use identifies one channel. A number that is free again is reused only after nearly all of the
+//! 2^32 others. That takes at least an hour, even if every request names a new channel. By then the
+//! engine has long processed any note that the slot of the previous channel moved
+//! (`registry/notified.rs`), which takes seconds.
 //!
 //! Clients may use a channel for only one request, so there may be as many channels as waiters.
 //! Both tables are trees, so no insertion copies or rehashes them, and removals free memory.
@@ -45,8 +45,8 @@ impl<T: Default> Channels<T> {
         self.by_name.get(name).copied()
     }
 
-    /// Assigns a number to a channel that is not in use. `None` if the search finds none, which
-    /// takes hundreds of channels in use with exactly the wrong numbers.
+    /// Assigns a number to a channel that is not in use. `None` if all 256 numbers that the search
+    /// tries are in use, each a stride above the one before.
     pub fn add(&mut self, name: &[u8]) -> Option<Channel> {
         let channel = self.next_free()?;
         self.last_number = channel.0.get();

@@ -24,7 +24,7 @@ impl Engine {
             return;
         };
         if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {
-            // A command that frees several of its keys offers them once for each.
+            // A command that frees several of its keys would make the same offer for each of them.
             return;
         }
         let names = waiter.names();
@@ -75,8 +75,8 @@ impl Engine {
         Some((offer, keys().map(KeyRef::to_key).collect()))
     }
 
-    /// Grants a MACQUIRE waiter, whose keys are open in its order. If one of them turns out to be
-    /// unavailable, it keeps waiting.
+    /// Grants a MACQUIRE waiter. Its keys are open, in the order of the request. If one of them
+    /// turns out to be unavailable, the waiter keeps waiting.
     pub fn take_offer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, offer: Offer) {
         self.budget.begin_timer();
         self.take_offer_of(tx, offer);
@@ -87,7 +87,7 @@ impl Engine {
         if self.answer_if_wait_ended(&mut tx.at(KeyId(0)), ticket) {
             return;
         }
-        // When holds may begin again, its names are reviewed, and it is offered its keys again.
+        // When holds may begin again, a review of its names repeats the offer.
         let Some(waiter) = self.registry.get(ticket).filter(|_| tx.limits.may_grant == MayGrant::Yes) else {
             return;
         };
