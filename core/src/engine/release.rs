@@ -192,8 +192,8 @@ impl Engine {
         })
     }
 
-    /// FORCERELEASE: ends every live hold, or the one with `token`, of a lock of `kind`, or of any
-    /// kind. Returns whether there was one.
+    /// FORCERELEASE: ends every live hold of a lock, or only the one with `token`. `kind` is the
+    /// kind of the lock; `None` for any. Returns whether there was such a hold.
     ///
     /// # Errors
     ///

@@ -84,8 +84,8 @@ impl Engine {
         Timer::ON_REPLICA.into_iter().any(|timer| self.due_us(timer).is_some())
     }
 
-    /// When a source next has work. The match is exhaustive, because the module would never ask for
-    /// a source without a time.
+    /// When a source next has work. The match is exhaustive: the module would never ask for the
+    /// work of a forgotten source.
     fn due_us(&self, timer: Timer) -> Option<u64> {
         let now_if = |has_work: bool| has_work.then_some(0);
         match timer {
@@ -171,8 +171,8 @@ impl Engine {
         for id in tx.ids() {
             self.reconcile(&mut tx.at(id), false);
             self.remove_unused(&mut tx.at(id));
-            // Not before: adopting a value that returned to its name unbinds its holds from all
-            // connections.
+            // After `reconcile`, because adopting a value that returned to its name unbinds its
+            // holds from all connections.
             self.verify_bindings(&tx.at(id));
         }
         self.close(tx);
@@ -245,7 +245,7 @@ impl Engine {
         if self.drop_bindings() { TimerStep::Done } else { TimerStep::Nothing }
     }
 
-    /// Frees some memory of dropped bindings. `false` if no bindings are left, or the budget of this turn
+    /// Frees some memory of dropped bindings. `false` if none are left, or the budget of this turn
     /// is used up.
     pub(super) fn drop_bindings(&mut self) -> bool {
         let is_to_do = self.sessions.has_stale() && self.budget.take_parts();
@@ -291,9 +291,9 @@ impl Engine {
         TimerStep::Done
     }
 
-    /// Postpones a key that currently may not be decided about, because another node of the cluster
-    /// or no node serves it. An alarm that has just fired fires again: the value may go away
-    /// without a notification, and then the alarm must be forgotten.
+    /// Postpones a key about which this server may not decide now, because another node of the
+    /// cluster or no node serves it. An alarm that has just fired fires again: the server may
+    /// remove the value without an event, and then the alarm must be forgotten.
     pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
         if let Some(alarm) = self.backlog.take_fired() {
             self.alarms.hasten(alarm, now.after_ms(REFIRE_MS));

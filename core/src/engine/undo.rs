@@ -50,8 +50,8 @@ impl Engine {
         }
     }
 
-    /// Undoes the grants of a ticket whose answer cannot reach its waiter, when each key is
-    /// reconciled.
+    /// The answer to a ticket cannot reach its waiter. Marks its grants; each is undone when its
+    /// key is reconciled.
     pub fn undo_grants(&mut self, ticket: u64) {
         for (name, token) in self.pending.take(ticket) {
             self.mark(name, |dirty| dirty.undone.push((token, ticket)));

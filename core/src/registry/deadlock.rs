@@ -2,12 +2,12 @@
 //!
 //! The nodes of the graph are owners. An owner that waits under a name has edges to the other
 //! owners that hold the lock there in a conflicting mode, and to those with a waiting request ahead
-//! of it in the queue. Three things make no edges: semaphores; a key that the owner holds itself,
-//! since it is granted ahead of the queue; and a place without a connection. Neither does a dirty
-//! name, because its value came or went by a command of the server.
+//! of it in the queue. Four things make no edges: semaphores; a key that the owner holds itself,
+//! since it is granted ahead of the queue; a place without a connection; and a name whose holders
+//! are unknown, because a command of the server has changed its value.
 //!
 //! Waiting requests create the edges, so one of them closes each cycle. (A server command that
-//! moves values can close one too, but then there is nothing to refuse.) So the search for a
+//! moves values can close one too, but then there is no request to refuse.) So the search for a
 //! request looks only for cycles through an edge of that request: from its owner to the owners that
 //! block it, or to its owner from the owners behind it. The owner's other requests, however many,
 //! were searched when they began to wait.

@@ -1,10 +1,9 @@
 //! The registry of waiters, by key name and owner, and of the state of these names.
 //!
 //! Waiters belong to key *names*, so they survive the deletion of a key. Each waiter has one
-//! server-wide position for the queues of all its names, so requests for many keys meet in one
-//! order everywhere. It also has a ticket, which identifies it in its answer. A retry
-//! of the same numbered request takes over its place: rank and arrival number stay, the ticket
-//! changes.
+//! server-wide position for the queues of all its names, so two requests have the same order in
+//! every queue that they share. It also has a ticket, which identifies its answer. A retry of a
+//! numbered request takes over the position: rank and arrival number stay, the ticket changes.
 //!
 //! Beside each queue the registry keeps a copy of the holders in the value. So the deadlock search
 //! (`deadlock.rs`) can follow the edges between owners in both directions without opening keys.
