@@ -78,7 +78,7 @@ use proptest::prelude::*;
 const MOST_STEPS: usize = if cfg!(miri) { 40 } else { 300 };
 
 proptest! {
-    /// A lock with an index behaves like the plain list of its holds, while it grows and shrinks.
+    /// While it grows and shrinks, a lock with an index behaves like the plain list of its holds.
     #[test]
     fn indexed_lock_behaves_like_a_list_of_holds(
         is_semaphore: bool,

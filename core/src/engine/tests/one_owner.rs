@@ -1,6 +1,6 @@
-//! One owner waits for thousands of different locks. All waits have equal cost, regardless of the
-//! owner's other waits: when it begins, when it is granted, and when it ends otherwise. The tests
-//! count search steps and measure no time, so they hold on a busy machine.
+//! One owner waits for thousands of different locks. The begin and the end of each wait, with or
+//! without a grant, cost the same, regardless of the owner's other waits. The tests count search
+//! steps and measure no time, so they hold on a busy machine.
 
 use core::num::NonZeroU32;
 use core::slice::from_ref;

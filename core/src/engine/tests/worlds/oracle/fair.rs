@@ -86,8 +86,8 @@ impl FairOracle {
         if let Some((of, count, until_ms)) = &mut self.holder
             && *of == owner
         {
-            // Its holder is granted again, ahead of waiters; but not for a repeat of an earlier
-            // request.
+            // The holder acquires again, ahead of waiters. A repeat of an earlier request is not
+            // granted again.
             match is_repeat(self.mark, wish.id, Verb::Acquire) {
                 Err(stale) => return stale,
                 Ok(true) => {}
