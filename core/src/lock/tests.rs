@@ -219,7 +219,7 @@ fn memory_usage_matches_the_allocated_bytes() {
         });
         let places = claimed_and_allocated(Kind::Fair, |lock| (1..=many).for_each(|arrival| queue(lock, arrival)));
         for (told, taken) in [permits, places] {
-            assert!(told.abs_diff(taken) * 10 <= taken, "{many} of them: told {told}, taken {taken}");
+            assert!(told.abs_diff(taken) * 10 <= taken, "{many} of them: claimed {told}, allocated {taken}");
         }
     }
 }

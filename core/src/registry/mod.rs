@@ -309,7 +309,7 @@ mod tests {
         let channel = Some(Channel(core::num::NonZeroU32::MIN));
         for (names, notify) in [(1, None), (MANY, None), (MANY, channel)] {
             let (told, taken) = claimed_and_allocated(names, notify);
-            assert!(told.abs_diff(taken) * 20 <= taken, "{names} names, {notify:?}: told {told}, taken {taken}");
+            assert!(told.abs_diff(taken) * 20 <= taken, "{names} names, {notify:?}: claimed {told}, allocated {taken}");
         }
     }
 }
