@@ -13,7 +13,7 @@ use crate::lock::Leftovers;
 use crate::sessions::Binding;
 use crate::time::{Now, US_PER_MS};
 
-/// How long a key is postponed.
+/// The shortest time for which a key is postponed.
 const POSTPONED_MS: u64 = 5;
 
 /// The capacity that an empty list keeps.

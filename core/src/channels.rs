@@ -15,8 +15,8 @@ use core::num::NonZeroU32;
 
 use crate::request::Channel;
 
-/// The step of the search for a free number. Numbers in use were assigned consecutively and lie
-/// together; usually they are fewer than this.
+/// The step of the search for a free number. Numbers in use were mostly assigned one after another.
+/// Usually there are fewer than this, so one stride skips all of them.
 const STRIDE: u32 = 1 << 24;
 
 /// The number of strides around all numbers.
@@ -68,7 +68,7 @@ impl<T: Default> Channels<T> {
         }
     }
 
-    /// Removes a use. Returns the name after the last one: the channel is then unknown.
+    /// Removes a use. After the last one, forgets the channel and returns its name.
     pub fn let_go(&mut self, channel: Channel) -> Option<Box<[u8]>> {
         let entry = self.by_number.get_mut(&channel)?;
         entry.uses = entry.uses.saturating_sub(1);

@@ -88,7 +88,7 @@ named! {
         Expired => "expired",
         /// FORCERELEASE.
         Forced => "forced",
-        /// The waiter was gone before it received the answer.
+        /// The answer could not reach the waiter.
         Undone => "undone",
     }
 }
@@ -102,7 +102,7 @@ named! {
         TimedOut => "timed-out",
         /// The place expired.
         Expired => "lapsed",
-        /// The lock was reserved for it, and the owner did not ask in time.
+        /// The lock was reserved for the owner, which did not ask in time.
         Missed => "missed",
     }
 }
@@ -143,7 +143,7 @@ pub enum Event {
     Cleared {
         /// The cause.
         cause: EndCause,
-        /// Except those of this owner.
+        /// The owner whose holds stay.
         except: Option<Owner>,
     },
     /// The permits of a semaphore, which this creates if missing.

@@ -25,7 +25,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// No limits but those of the formats.
+    /// No limits except those of the stored formats.
     pub const NONE: Self = Self {
         max_waiters: usize::MAX,
         max_places: usize::MAX,

@@ -198,8 +198,8 @@ impl Quarantine {
         rules.min_replicas > 0 && !self.right.lasts_at(now_us)
     }
 
-    /// Whether holds are renewed in the quarantine. After a promotion not for the time of the lag,
-    /// in which the former master may still renew them.
+    /// Whether holds are renewed in the quarantine. After a promotion only once the lag has passed,
+    /// because the former master may renew them until then.
     fn renews(&self, rules: &GrantRules, now_us: u64) -> bool {
         let waits_us = if self.reason == Reason::Failover { rules.lag_us() } else { 0 };
         self.since_us.is_none_or(|since_us| now_us >= since_us.saturating_add(waits_us))

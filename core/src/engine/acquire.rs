@@ -46,13 +46,13 @@ type Decisions = SmallVec<[Decision; 1]>;
 #[derive(Default)]
 struct Earlier {
     tickets: SmallVec<[u64; 1]>,
-    /// The place that the new request takes over, if it asks for the same thing.
+    /// The position that the new request takes over, if it asks for the same thing.
     place: Option<Place>,
     /// The new request repeats the one that waits.
     is_repeat: bool,
 }
 
-/// The place of a waiter.
+/// The position of a waiter, which is the same in all of its queues.
 #[derive(Clone, Copy)]
 struct Place {
     rank: Rank,
@@ -320,9 +320,9 @@ impl Engine {
         Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting))
     }
 
-    /// Ends the earlier requests of the owner. Unless the new request takes their place, this may
-    /// unblock other waiters, so the queue needs serving. The timer does that: serving it here
-    /// might refuse the new request after the earlier ones have ended.
+    /// Ends the earlier requests of the owner. Unless the new request takes over their position,
+    /// other waiters may now be first in a queue. The timer serves them: serving them here might
+    /// refuse the new request after the earlier ones have ended.
     fn supersede(&mut self, tx: &mut Transaction<'_, impl Keyspace>, earlier: &Earlier, request: &Request) {
         for ticket in &earlier.tickets {
             if let Some(waiter) = self.registry.get(*ticket) {
@@ -367,7 +367,7 @@ impl Engine {
                 return Err(Refusal::Stale { last_id: waiting_id });
             }
             let is_repeat = request.request_id.is_some() && waiting_id == request.request_id;
-            // A granted owner leaves the queue of a fair lock.
+            // On a fair lock a grant removes the owner's place, and so ends its wait.
             let is_at_place = (request.kind, waiter.request().kind) == (Kind::Fair, Kind::Fair);
             if request.ask == Ask::Try && !is_repeat && !is_at_place {
                 continue;

@@ -45,8 +45,8 @@ impl Engine {
         }
     }
 
-    /// Releases the places of fair-lock waiters that are gone. A waiter that timed out gives up its
-    /// place; any other keeps it for the grace.
+    /// Releases the places of fair-lock waiters that have left. A waiter that timed out gives up
+    /// its place; any other keeps it for the grace.
     pub(super) fn release_places(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,

@@ -157,7 +157,7 @@ impl Engine {
             client,
             mark: RequestMark::after(terms.request, request.request_id, request.verb),
             note,
-            // So that a WAIT after it proves replication.
+            // A WAIT after this request then proves that replicas have the hold.
             always: true,
         };
         self.renew_hold(at, token, terms, &renewal);

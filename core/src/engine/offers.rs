@@ -17,8 +17,8 @@ use crate::request::Refusal;
 use crate::statistics::count;
 
 impl Engine {
-    /// Offers a MACQUIRE waiter its keys, if all are available. Opens no key: the registry knows
-    /// enough to see that a key is not available.
+    /// Offers a MACQUIRE waiter its keys, if all are available. Opens no key: the registry's copies
+    /// of the holders show which keys are unavailable.
     pub(super) fn offer(&mut self, tx: &Transaction<'_, impl Keyspace>, ticket: u64, hold_ended: bool) {
         let Some(waiter) = self.registry.get(ticket) else {
             return;

@@ -1,4 +1,4 @@
-//! Requests of semaphores only: INIT, RESIZE and DRAIN.
+//! Requests for semaphores only: INIT, RESIZE and DRAIN.
 
 use super::Engine;
 use super::grant::GrantTiming;

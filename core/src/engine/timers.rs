@@ -1,7 +1,7 @@
 //! The timer: all work that no command does, and when it is due.
 //!
-//! The module asks for the next job, opens its key, and lets the engine run it. The engine does
-//! work that needs no key in between.
+//! The module asks for the next job, opens its key, and lets the engine run it. In between, the
+//! engine does the work that needs no key.
 
 use super::Engine;
 use super::sweep::TimerStep;
@@ -103,9 +103,9 @@ impl Engine {
         }
     }
 
-    /// The next key with work, for [`Engine::run_job`]. Does the work that needs no key in between,
-    /// such as answering waiters that timed out. `None` also if the budget of this turn is used up;
-    /// then [`Engine::next_timeout_us`] is due.
+    /// The next key with work, for [`Engine::run_job`]. In between, it does the work that needs no
+    /// key, such as answering waiters that timed out. `None` also if the budget of this turn is
+    /// used up: then [`Engine::next_timeout_us`] returns a time that is due.
     pub fn next_job(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
         self.budget.begin_timer();
         self.backlog.set_fired(None);

@@ -25,8 +25,8 @@ pub(super) enum PlaceAfter {
 }
 
 impl Engine {
-    /// Checks that one more request may wait. Cut-off waits do not count: as many as necessary end
-    /// now.
+    /// Checks that one more request may wait. Cut-off waits do not count: ends as many of them as
+    /// necessary.
     pub(super) fn check_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>) -> Result<(), Refusal> {
         let limit = tx.limits.max_waiters;
         while self.registry.waiting() >= limit {

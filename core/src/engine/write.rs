@@ -25,7 +25,7 @@ use crate::registry::NameId;
 use crate::sessions::Binding;
 use crate::statistics::count;
 
-/// How often the alarm of a value that is due fires while no hold may begin.
+/// The interval at which the alarm of a due value fires while no hold may begin.
 const PAUSED_RETRY_MS: u64 = 1000;
 
 impl Engine {
@@ -190,8 +190,8 @@ impl Engine {
             if tx.limits.may_grant != MayGrant::Yes
                 && let Value::Lock(lock) = tx.keys.value(id)
             {
-                // A free fair lock is due until it is reserved for its head, and no reservation
-                // begins now.
+                // A free fair lock is due until it is reserved for its head, which is not possible
+                // while no hold may begin.
                 let until_us = lock.next_end_us().unwrap_or(tx.now.after_ms(PAUSED_RETRY_MS));
                 self.alarms.delay_due(lock.alarm(), tx.now, until_us);
             }

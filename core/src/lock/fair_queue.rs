@@ -259,10 +259,10 @@ impl FairQueue {
         }
     }
 
-    /// Detaches all places from their connections at `at_us`. A polled place expires no earlier
-    /// than at `until_us`; any other place expires then, or later if an earlier detach said so. A
-    /// place with its own `GRACE` uses the end of that grace from `at_us` on in place of
-    /// `until_us`. Ends a reservation.
+    /// Detaches all places from their connections at `at_us`. Every place then expires at
+    /// `until_us`, or later if an earlier detach said so; a polled place keeps its deadline if that
+    /// is later. For a place with its own `GRACE`, the end of that grace, counted from `at_us`,
+    /// replaces `until_us`. Ends a reservation.
     pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
         self.detached_at_us = self.detached_at_us.max(at_us);
         let at_us = self.detached_at_us;

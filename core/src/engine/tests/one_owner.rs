@@ -170,8 +170,8 @@ fn waiting(owner: impl Fn(usize) -> usize, ask: Ask) -> Crowded {
     crowded
 }
 
-/// Asserts that `end_waits` ends the waits of one owner in as many turns as the waits of as many
-/// owners, and that no search takes a step meanwhile.
+/// Asserts that the waits of one owner end in as many turns as the same number of waits of
+/// different owners, and that no search takes a step meanwhile.
 #[track_caller]
 fn assert_one_owner_is_as_many(ask: Ask, end_waits: impl Fn(&mut Crowded)) {
     let turns = |owner: fn(usize) -> usize| {

@@ -62,7 +62,7 @@ impl<'w> Seen<'w> {
         Self { of, words: Vec::with_capacity(256), numbers: Vec::new(), clients: Vec::new() }
     }
 
-    /// Looks at the server.
+    /// Adds the state of the server.
     pub(super) fn see(&mut self) {
         self.values();
         self.names();

@@ -18,7 +18,7 @@ use crate::request::Verb;
 use crate::time::US_PER_MS;
 
 impl SmallWorld {
-    /// Compares both sides when no work is due.
+    /// Compares the engine with the oracles when no work is due.
     pub(super) fn compare(&mut self) {
         for (_, output) in std::mem::take(&mut self.world.outputs) {
             let Output::Answer { ticket, answer, .. } = output else { continue };
