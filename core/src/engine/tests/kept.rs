@@ -14,7 +14,7 @@ use crate::kind::{Kind, Mode};
 use crate::registry::MAX_COPIED;
 use crate::request::{Ask, Refusal, Request};
 
-/// The most holders beside the queue of a lock.
+/// The number of holders in the copy beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
     crowded.world.engine.registry.view(lock.borrow()).unwrap().holders.len()
 }
@@ -262,8 +262,8 @@ fn search_visits_a_queue_once_for_all_holders() {
     assert!((2..3_000).contains(&steps), "{steps} steps");
 }
 
-/// The search finds in a few steps whether a request waits behind an owner. If the owner has too
-/// many requests for that, the full search decides.
+/// An owner repeats its waiting request 40 times, and each one takes over the position of the one
+/// before. The search still finds the cycle through the last one.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn cycle_through_many_requests_of_one_owner_is_found() {

@@ -34,7 +34,7 @@ pub(super) const PLAIN: Setup = Setup {
     actions: Vec::new,
 };
 
-/// The number of worlds, which share the states.
+/// The number of worlds, failovers included, which share the states.
 const WORLDS: usize = 42;
 
 /// The deepest possible search.

@@ -19,8 +19,8 @@ pub(crate) struct InLine {
     pub(crate) until_ms: u64,
     /// A reader that waits for WRITE.
     pub(super) upgrades: bool,
-    /// It was checked for cycles before it entered, because it took over the place of its owner's
-    /// earlier request, or ended that request.
+    /// It was checked for cycles before it entered, because it took over the position of its
+    /// owner's earlier request, or ended that request.
     pub(super) was_asked: bool,
     /// Set if the timer checks it again, see [`super::circles`]: its number in the order of these
     /// checks.
