@@ -52,7 +52,7 @@ struct Earlier {
     is_repeat: bool,
 }
 
-/// The position of a waiter, which is the same in all of its queues.
+/// The position of a waiter in each of its queues.
 #[derive(Clone, Copy)]
 struct Place {
     rank: Rank,
@@ -175,8 +175,8 @@ impl Engine {
     }
 
     /// ACQUIRE while no hold may begin. A request that waits enters the queue, even if the lock is
-    /// free. A request that does not wait is refused. So is an owner that already holds one of the
-    /// keys: a wait would hide from it that it cannot rely on that hold.
+    /// free. A request that does not wait is refused. An owner that already holds one of the keys
+    /// is refused, too: a wait would hide from it that it cannot rely on that hold.
     fn acquire_later(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,

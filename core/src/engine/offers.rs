@@ -24,7 +24,7 @@ impl Engine {
             return;
         };
         if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {
-            // A command that frees several of its keys would make the same offer for each of them.
+            // A command that frees several of its keys would offer them again for each one.
             return;
         }
         let names = waiter.names();

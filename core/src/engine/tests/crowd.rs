@@ -150,7 +150,7 @@ impl Crowded {
         self.settle();
     }
 
-    /// Runs the timer, and checks that the whole crowd was answered.
+    /// Runs the timer, and checks that each waiter of the crowd got its answer.
     pub(super) fn all_answered(&mut self) {
         self.settle();
         assert_eq!((self.answers, self.world.engine.waiting()), (MANY, 0));

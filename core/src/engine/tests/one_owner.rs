@@ -1,5 +1,5 @@
 //! One owner waits for thousands of different locks. The begin and the end of each wait, with or
-//! without a grant, cost the same, regardless of the owner's other waits. The tests count search
+//! without a grant, have equal cost, regardless of the owner's other waits. The tests count search
 //! steps and measure no time, so they hold on a busy machine.
 
 use core::num::NonZeroU32;
