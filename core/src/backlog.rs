@@ -13,7 +13,7 @@ use crate::lock::Leftovers;
 use crate::sessions::Binding;
 use crate::time::{Now, US_PER_MS};
 
-/// How long a key is postponed.
+/// The shortest time for which a key is postponed.
 const POSTPONED_MS: u64 = 5;
 
 /// The capacity that an empty list keeps.
@@ -34,7 +34,7 @@ pub(crate) enum Sweep {
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     pub(crate) ticket: u64,
-    /// A hold has just ended.
+    /// The offer was made in the step that ended a hold.
     pub(crate) hold_ended: bool,
 }
 
@@ -53,14 +53,14 @@ pub(crate) struct Backlog {
     suspects: VecDeque<u64>,
     /// Leftovers of locks that ended in one step.
     leftovers: Vec<(Key, Leftovers)>,
-    /// The slot of the next name to serve after a time in which no hold could begin.
+    /// After a period in which no hold could begin: the slot of the next name whose queue to serve.
     resumed_from: Option<u32>,
     /// The alarm that has fired and is being processed.
     fired: Option<Alarm>,
 }
 
 impl Backlog {
-    /// Serves the queue of each name that is waited for, from a slot on; `None` at the end.
+    /// Sets the slot from which the timer serves the queues of names; `None` if all are served.
     pub(crate) fn set_resumed_from(&mut self, slot: Option<u32>) {
         self.resumed_from = slot;
     }
@@ -196,7 +196,8 @@ impl Backlog {
     }
 }
 
-/// Keys that currently may not be decided about.
+/// Keys about which this server may not decide now, see
+/// [`Engine::postpone`](crate::Engine::postpone).
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 struct Postponed {

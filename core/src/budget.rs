@@ -9,11 +9,12 @@
 /// What one command may do for each of its keys, beyond the request itself.
 const OWN_UNITS: u32 = 8;
 
-/// What all commands of one turn may do in addition, and again the timer, which runs in the same
-/// turn if they leave it work. Both together, with the server's part, take a few milliseconds.
+/// The budget that all commands of one turn share. A run of the timer has the same budget again,
+/// and happens in the same turn if the commands leave work. Both together, with the server's part,
+/// take a few milliseconds.
 const SHARED_UNITS: u32 = 1_000;
 
-/// The cost of an answer, which the server has to write after the module's own part.
+/// The cost of an answer, which the server writes after the module has finished.
 pub(crate) const ANSWER: u32 = 6;
 
 /// The cost of any other change.
@@ -22,8 +23,8 @@ pub(crate) const CHANGE: u32 = 1;
 /// The most steps of all deadlock searches in one turn.
 const SEARCH_STEPS: u32 = 20_000;
 
-/// How many slots the sweep skips, leftovers are freed, or holds of a removed value are visited, in
-/// one step.
+/// In one step: the most slots that a sweep skips, leftovers that are freed, or holds of a removed
+/// value that are visited.
 const PARTS: u32 = 256;
 
 /// How many parts cost as much as a change.

@@ -1,10 +1,10 @@
 //! The channels for answers to notified waiters: a number for each name.
 //!
 //! There may be millions of waiters, so each stores the short number of its channel. A number in
-//! use identifies one channel. After its channel is no longer in use, the number is reused only
-//! after nearly all of the 2^32 others: that takes an hour at the very least on a server that gets
-//! only requests for new channels. A pending note that the slot of the previous channel has gone
-//! (`registry/notified.rs`) is processed within seconds.
+//! use identifies one channel. A number that is free again is reused only after nearly all of the
+//! 2^32 others. That takes at least an hour, even if every request names a new channel. By then the
+//! engine has long processed any note that the slot of the previous channel moved
+//! (`registry/notified.rs`), which takes seconds.
 //!
 //! Clients may use a channel for only one request, so there may be as many channels as waiters.
 //! Both tables are trees, so no insertion copies or rehashes them, and removals free memory.
@@ -15,8 +15,8 @@ use core::num::NonZeroU32;
 
 use crate::request::Channel;
 
-/// The step of the search for a free number. Numbers in use were assigned consecutively and lie
-/// together; usually they are fewer than this.
+/// The step of the search for a free number. Numbers in use were mostly assigned one after another.
+/// Usually there are fewer than this, so one stride skips all of them.
 const STRIDE: u32 = 1 << 24;
 
 /// The number of strides around all numbers.
@@ -45,8 +45,8 @@ impl<T: Default> Channels<T> {
         self.by_name.get(name).copied()
     }
 
-    /// Assigns a number to a channel that is not in use. `None` if the search finds none, which
-    /// takes hundreds of channels in use with exactly the wrong numbers.
+    /// Assigns a number to a channel that is not in use. `None` if all 256 numbers that the search
+    /// tries are in use, each a stride above the one before.
     pub fn add(&mut self, name: &[u8]) -> Option<Channel> {
         let channel = self.next_free()?;
         self.last_number = channel.0.get();
@@ -68,7 +68,7 @@ impl<T: Default> Channels<T> {
         }
     }
 
-    /// Removes a use. Returns the name after the last one: the channel is then unknown.
+    /// Removes a use. After the last one, forgets the channel and returns its name.
     pub fn let_go(&mut self, channel: Channel) -> Option<Box<[u8]>> {
         let entry = self.by_number.get_mut(&channel)?;
         entry.uses = entry.uses.saturating_sub(1);

@@ -2,7 +2,7 @@
 //!
 //! One string: a kind, a capacity, the holds and the places, with times as unix milliseconds.
 //! Numbers are LEB128. The decoder trusts nothing: a payload that it accepts is a valid lock,
-//! anything else is a [`DecodeError`]; it allocates no more than the payload's own size warrants.
+//! anything else is a [`DecodeError`]; it allocates only in proportion to the payload's size.
 
 use alloc::vec::Vec;
 
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!(decode(&[4, 1, 9, 9, 0, 0], NOW), Err(DecodeError("the lock is of another kind")));
         assert_eq!(decode(&[7, 1, 0, 9, 0, 0], NOW), Err(DecodeError("idle time")));
         assert!(decode(&[7, 1, 9, 9, 0, 0], NOW).is_ok());
-        // A fair lock with two places: owner, arrival, request id, stay; then the turn.
+        // A fair lock with two places: owner, arrival, request id, stay; then the reservation.
         let good = vec![1, 1, 0, 2, 1, b'o', 1, 0, 0, 1, b'p', 1, 7, 1, 9, 0];
         assert!(decode(&good, NOW).is_ok());
         for (index, value, wrong) in [(4, 0, "owner of a place"), (8, 3, "stay"), (10, b'o', "a place twice")] {

@@ -1,8 +1,8 @@
 //! Events: what a decision changes, with absolute times and the granted token.
 //!
 //! One event type serves replication, the append-only file, keyspace events, statistics and tests.
-//! An event refers to a hold by its fencing token, which is unique on a server, so only the grant
-//! itself carries the owner.
+//! An event refers to a hold by its fencing token, which is unique on a server. So of the events of
+//! a hold only the grant carries the owner.
 
 use alloc::boxed::Box;
 
@@ -17,7 +17,7 @@ use crate::request::RequestMark;
 pub struct Terms {
     /// Re-entries, or permits of a semaphore. At least 1.
     pub count: u32,
-    /// When the lease expires, on the monotonic clock.
+    /// When the lease expires, on the steady clock.
     pub deadline_us: u64,
     /// The last granted lease; RENEW without a lease uses it again.
     pub lease_ms: u64,
@@ -88,7 +88,7 @@ named! {
         Expired => "expired",
         /// FORCERELEASE.
         Forced => "forced",
-        /// The waiter was gone before it received the answer.
+        /// The answer could not reach the waiter.
         Undone => "undone",
     }
 }
@@ -102,7 +102,7 @@ named! {
         TimedOut => "timed-out",
         /// The place expired.
         Expired => "lapsed",
-        /// The lock was reserved for it, and the owner did not ask in time.
+        /// The lock was reserved for the owner, which did not ask in time.
         Missed => "missed",
     }
 }
@@ -120,7 +120,7 @@ pub enum Event {
         mode: Mode,
         /// The fencing token.
         token: u64,
-        /// Count, lease, request and session.
+        /// Its terms.
         terms: Terms,
     },
     /// The terms of a hold changed.
@@ -143,7 +143,7 @@ pub enum Event {
     Cleared {
         /// The cause.
         cause: EndCause,
-        /// Except those of this owner.
+        /// The owner whose holds stay.
         except: Option<Owner>,
     },
     /// The permits of a semaphore, which this creates if missing.

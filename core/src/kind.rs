@@ -80,8 +80,8 @@ impl Mode {
         matches!(self, Self::Exclusive | Self::Write)
     }
 
-    /// The modes in which a waiting request is granted as soon as its owner holds in this one: a
-    /// re-entry, or the READ that a writer may take. Requests on a semaphore are independent.
+    /// The modes of waiting requests that are granted as soon as their owner holds the lock in this
+    /// mode: a re-entry, or READ for a writer. Requests on a semaphore are independent.
     #[must_use]
     pub fn covers(self) -> &'static [Self] {
         match self {

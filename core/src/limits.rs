@@ -14,17 +14,18 @@ pub struct Limits {
     /// How long a fair lock keeps the place of a waiter that lost its connection, and stays
     /// reserved for its head.
     pub fair_grace_ms: u64,
-    /// The longest lease. RENEW without a lease is cut to it; other commands check it before.
+    /// The longest lease. RENEW without a lease shortens the last lease to it; the module checks
+    /// the arguments of commands before.
     pub max_lease_ms: u64,
     /// Whether holds may begin and be renewed now.
     pub may_grant: MayGrant,
-    /// A hold granted after a wait is unclaimed until its owner renews it, also without `CLAIM`: after
-    /// a failover it is unknown whether the owner has received this grant.
+    /// A hold granted after a wait is unclaimed until its owner renews it, even without `CLAIM`:
+    /// after a failover it is unknown whether the owner has received this grant.
     pub marks_unclaimed: bool,
 }
 
 impl Limits {
-    /// No limits but those of the formats.
+    /// No limits except those of the stored formats.
     pub const NONE: Self = Self {
         max_waiters: usize::MAX,
         max_places: usize::MAX,
@@ -48,7 +49,7 @@ pub enum MayGrant {
     Quarantine {
         /// The milliseconds left.
         left_ms: u64,
-        /// RENEW works. Otherwise a former master may still prolong holds.
+        /// RENEW is accepted: the former master can no longer renew holds.
         renews: bool,
     },
 }

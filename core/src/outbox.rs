@@ -22,8 +22,8 @@ pub enum Answer {
     TimedOut,
     /// A newer request of the same owner waits for a key of this one, or has taken its place.
     Superseded,
-    /// The same request was sent again for the same channel, and gets the answer instead: nothing to
-    /// publish.
+    /// The same request was sent again with the same channel and gets the answer, so nothing is
+    /// published for this one.
     Continued,
     /// CANCEL ended it.
     Cancelled,
@@ -77,8 +77,8 @@ pub struct Told {
     pub after: usize,
 }
 
-/// The side effects of a request, for after the engine returned: effects, and answers to waiters,
-/// each in order.
+/// The side effects of a request, which the module carries out after the engine has returned:
+/// effects, and answers to waiters, each in order.
 #[derive(Debug)]
 pub struct Outbox {
     effects: SmallVec<[Effect; 1]>,

@@ -3,14 +3,14 @@
 //! A pending grant is *confirmed* when the answer was sent or the owner uses the hold, and *undone*
 //! when the answer cannot reach the waiter. A hold can have several pending grants; each is
 //! confirmed or undone on its own. So this module stores the terms before the first pending grant,
-//! and the change of each grant. Undoing a grant leaves it out of the fold:
+//! and the change of each grant. Undoing a grant leaves it out of the sum:
 //! ```text
 //! terms of the hold = terms before + first grant + second grant + …
 //! ```
 //!
 //! Here `+` is [`PendingGrant::after`]: counts add up, the later deadline wins, the lease is
-//! replaced, and so are request, session and note if the grant has them. A confirmed grant becomes
-//! part of the terms before once no earlier grant is pending.
+//! replaced, and so are request, session and note if the grant has them. A confirmed grant is
+//! merged into `terms before` once no earlier grant is pending.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -209,8 +209,8 @@ impl PendingGrants {
         tickets.flat_map(|ticket| self.confirm_ticket(ticket)).collect()
     }
 
-    /// Takes out a ticket whose grants are to be undone. Returns the names and tokens of its holds,
-    /// for [`PendingGrants::undo`].
+    /// Takes out a ticket. Returns the names and tokens of its holds, to confirm or undo its
+    /// grants.
     pub(crate) fn take(&mut self, ticket: u64) -> SmallVec<[(NameId, u64); 1]> {
         let taken = self.tickets.remove(&ticket).unwrap_or_default();
         if let Some(client) = taken.client {

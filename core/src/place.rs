@@ -5,7 +5,7 @@ use crate::time::Now;
 /// How a place waits, and when it expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// Its owner's connection is blocked; it lasts as long as that.
+    /// A blocked or notified request of its owner waits; the place lasts as long as the wait.
     Connected,
     /// Its owner polls; it expires unless the owner asks again in time.
     Polled {

@@ -1,10 +1,10 @@
 //! Decides whether a server may grant: not in a *quarantine*, and not while too few replicas follow
 //! (`right_to_grant.rs`).
 //!
-//! A server that may have lost holds that it, or the master before it, has acknowledged grants
-//! nothing until each of them has expired. [`QuarantineAfter`] says which events begin a quarantine.
-//! A load that brought keys ends a quarantine of the first kind. FLUSHALL begins none: it is a wish,
-//! and not a loss.
+//! A server may have lost holds that it, or the master before it, has acknowledged. It then grants
+//! nothing until each of them must have expired. [`QuarantineAfter`] says which events begin a
+//! quarantine. A load that brings keys ends a quarantine with the reason [`Reason::Empty`].
+//! FLUSHALL begins none, because a user asked for it.
 
 use crate::limits::MayGrant;
 use crate::right_to_grant::{Readings, RightToGrant};
@@ -15,9 +15,9 @@ use crate::time::US_PER_MS;
 pub enum QuarantineAfter {
     /// When a start, or a load of a master's data set, finds no key at all.
     Empty,
-    /// And at each start.
+    /// Also at each start.
     Restart,
-    /// And at each promotion, and again when enough replicas follow the new master.
+    /// Also at each promotion, and again when enough replicas follow the new master.
     Failover,
 }
 
@@ -28,9 +28,9 @@ pub struct GrantRules {
     pub quarantine_after: QuarantineAfter,
     /// How long one lasts.
     pub quarantine_ms: u64,
-    /// How many replicas must follow a master for it to grant.
+    /// How many replicas must follow a master so that it may grant.
     pub min_replicas: u64,
-    /// How long a master may grant after the last moment at which they followed.
+    /// How long a master may grant after the last moment at which enough replicas followed.
     pub max_replica_lag_ms: u64,
 }
 
@@ -40,7 +40,7 @@ impl GrantRules {
     }
 }
 
-/// Why a quarantine began. A later one is the stronger reason: it forbids more.
+/// Why a quarantine began, ordered by strength: a stronger reason forbids more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// The server has no data.
@@ -58,7 +58,7 @@ pub struct Ticked {
     pub has_begun: bool,
     /// Holds may begin again: the queues have to be served, see [`crate::Engine::grants_resumed`].
     pub has_resumed: bool,
-    /// Too few replicas follow, for the first time since holds could begin.
+    /// Too few replicas follow. Set once until holds may begin again.
     pub lacks_replicas: bool,
 }
 
@@ -70,20 +70,20 @@ pub struct Quarantine {
     pub(crate) since_us: Option<u64>,
     pub(crate) reason: Reason,
     pub(crate) right: RightToGrant,
-    /// A data set was taken up, or is about to be, that was not looked at.
+    /// A data set was loaded, or is about to be, and was not examined yet.
     pub(crate) is_undecided: bool,
-    /// The first data set of this process was looked at.
+    /// The first data set of this process was examined.
     has_started: bool,
     /// This server was promoted, and enough replicas have not followed it since: the quarantine
     /// begins again when they do.
     pub(crate) awaits_replicas: bool,
-    /// There was a pause of grants since the last tick that found none.
+    /// Grants were paused since the last tick that found them allowed.
     pub(crate) was_paused: bool,
     has_warned: bool,
 }
 
 impl Quarantine {
-    /// The state of a process that has not looked at its data yet.
+    /// The state of a process that has not examined its data yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -120,13 +120,13 @@ impl Quarantine {
         begins
     }
 
-    /// Whether a data set was taken up that was not looked at: see [`Self::look`].
+    /// Whether a data set has to be examined: see [`Self::look`].
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         self.is_undecided
     }
 
-    /// Looks at a data set that was taken up, before a client adds to it. Returns whether a
+    /// Examines the data set after a start or a load, before a client adds to it. Returns whether a
     /// quarantine began.
     pub fn look(&mut self, rules: &GrantRules, has_keys: bool, now_us: u64) -> bool {
         self.is_undecided = false;
@@ -145,7 +145,7 @@ impl Quarantine {
         true
     }
 
-    /// The server's regular tick: the right to grant may have come or gone, and a quarantine may
+    /// The server's regular tick: the right to grant may have begun or ended, and a quarantine may
     /// have ended.
     pub fn on_tick(&mut self, rules: &GrantRules, is_master: bool, server: &mut impl Readings) -> Ticked {
         if rules.min_replicas == 0 || !is_master {
@@ -198,8 +198,8 @@ impl Quarantine {
         rules.min_replicas > 0 && !self.right.lasts_at(now_us)
     }
 
-    /// Whether holds are renewed in the quarantine. After a promotion the former master may still
-    /// prolong them for the lag.
+    /// Whether holds are renewed in the quarantine. After a promotion only once the lag has passed,
+    /// because the former master may renew them until then.
     fn renews(&self, rules: &GrantRules, now_us: u64) -> bool {
         let waits_us = if self.reason == Reason::Failover { rules.lag_us() } else { 0 };
         self.since_us.is_none_or(|since_us| now_us >= since_us.saturating_add(waits_us))

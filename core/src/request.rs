@@ -35,7 +35,7 @@ pub enum Ask {
     Try,
     /// `BLOCK`: wait.
     Wait {
-        /// When the waiter times out, on the monotonic clock; `None` for no limit.
+        /// When the waiter times out, on the steady clock; `None` for no limit.
         until_us: Option<u64>,
     },
     /// `QUEUE`, on a fair lock: keep a place.
@@ -157,7 +157,7 @@ pub enum Refusal {
         /// The kind of the lock; `None` if the value is not a lock.
         found: Option<Kind>,
     },
-    /// The owner has no hold here, or its lease has expired.
+    /// The owner has no live hold here, or none with the given token.
     NotOwner {
         /// The position of the key in the request, counted from 0.
         position: usize,
@@ -201,7 +201,7 @@ pub enum Refusal {
         /// The cycle from that owner on, cut after a few edges.
         Box<[WaitEdge]>,
     ),
-    /// The server has the most waiters allowed.
+    /// The server has reached its limit of waiters.
     MaxWaiters {
         /// The limit.
         limit: usize,
@@ -217,7 +217,7 @@ pub enum Refusal {
     NoPermission,
     /// The fencing tokens of this server are used up: see [`crate::MAX_TOKEN`].
     NoTokens,
-    /// The lock has the most places allowed.
+    /// The lock has reached its limit of places.
     MaxPlaces {
         /// The limit.
         limit: usize,

@@ -1,18 +1,18 @@
 //! The right to grant: a lease that the replicas give their master (`rlock.min-replicas`).
 //!
-//! A master that was superseded must not grant for longer than its successor waits. So a master
+//! A master that was replaced must not grant for longer than its successor waits. So a master
 //! grants only for `rlock.max-replica-lag-ms` after a moment at which enough replicas followed it:
 //!
 //! 1. Each tick it reads the steady clock, and *then* notes the offset of its stream. Bytes beyond
-//!    that offset were written later than the clock was read, and since this server became a master.
-//! 2. The right lasts until the newest noted time that enough replicas have acknowledged, plus the
-//!    lag.
-//! 3. Each step that grants or renews compares its one reading of the clock with that, see
-//!    [`crate::Quarantine::may_grant`].
+//!    that offset were written after that reading, and in the current term of this master.
+//! 2. It finds the newest noted offset beyond which enough replicas have acknowledged bytes. The
+//!    right lasts for the lag from the time noted with that offset.
+//! 3. Each step that grants or renews compares its one reading of the clock with the end of the
+//!    right, see [`crate::Quarantine::may_grant`].
 //!
-//! The server's own `min-replicas-to-write` is no substitute: it stamps an acknowledgement when it
-//! reads it, so a master that was stopped for ten seconds still grants what is queued in its
-//! sockets, and it measures on the wall clock.
+//! The server's own `min-replicas-to-write` is no substitute. It dates an acknowledgement by the
+//! moment at which the master reads it, on the wall clock. So a master that was stopped for ten
+//! seconds would still grant the requests that are queued in its sockets.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -31,7 +31,7 @@ pub struct Replication {
 pub trait Readings {
     /// The steady clock, in microseconds.
     fn clock_us(&mut self) -> u64;
-    /// The state of the replication; `None` if the server does not tell.
+    /// The state of the replication; `None` if the server does not report it.
     fn replication(&mut self) -> Option<Replication>;
 }
 
@@ -41,15 +41,15 @@ pub trait Readings {
 pub struct RightToGrant {
     /// Until when this master may grant, in microseconds of the steady clock.
     pub(crate) until_us: u64,
-    /// How many replicas follow, as far as the last tick saw.
+    /// How many replicas followed at the last tick.
     following: usize,
-    /// Offsets of the stream, and for each the last moment at which nothing beyond it was written:
-    /// those that not enough replicas have acknowledged, and the last one that they have.
+    /// Offsets of the stream, each with the last clock reading at which nothing beyond it was
+    /// written: the newest one that enough replicas have passed, and all later ones.
     pub(crate) noted: BTreeMap<u64, u64>,
 }
 
-/// How many offsets are kept. More come only if the server ticks more often than it is asked to;
-/// then the oldest go, which makes the right end earlier.
+/// The most offsets kept. There are more only if the server ticks more often than configured. Then
+/// the oldest are dropped, which makes the right end earlier.
 const MAX_NOTED: usize = 4096;
 
 impl RightToGrant {
@@ -58,7 +58,7 @@ impl RightToGrant {
         Self { until_us: 0, following: 0, noted: BTreeMap::new() }
     }
 
-    /// Another term begins: what replicas acknowledged in the one before does not count.
+    /// Another term begins: acknowledgements of the previous one do not count.
     pub(crate) fn begin_term(&mut self) {
         *self = Self::new();
     }
@@ -75,7 +75,7 @@ impl RightToGrant {
 
     /// The regular tick of a master that needs replicas.
     pub(crate) fn on_tick(&mut self, needed: u64, lag_us: u64, server: &mut impl Readings) {
-        // Before the offset: what comes beyond that offset comes later than this.
+        // Before the offset: bytes beyond that offset are written later than this.
         let at_us = server.clock_us();
         let Some(replication) = server.replication() else {
             return;

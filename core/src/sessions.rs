@@ -1,7 +1,8 @@
 //! Sessions: the holds that are bound to each connection.
 //!
-//! A hold stores its connections. This is the inverse, from a connection to the holds to visit when
-//! it closes. An entry may outlive its hold, and is ignored then: the hold is authoritative.
+//! A hold stores its connections. This is the inverse index: from a connection to the holds to
+//! visit when it closes. An entry may outlive its hold, and is ignored then: the hold is
+//! authoritative.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

@@ -2,8 +2,8 @@
 //!
 //! Counters rise from the start of the server. Wait times cover the last one to two minutes, in two
 //! windows of a minute; when the newer one ends, the older one is dropped. A few hundred buckets
-//! count the times, each at most an eighth wider than the one below. So recording a time takes
-//! constant time and memory, and a percentile is at most an eighth too high.
+//! count the times; the longest time in a bucket is at most an eighth above the shortest. So
+//! recording a time takes constant time and memory, and a percentile is at most an eighth too high.
 
 use alloc::boxed::Box;
 
@@ -28,9 +28,10 @@ pub struct KindStats {
     pub deadlocks: u64,
     /// Waiters that timed out and got nil.
     pub timed_out: u64,
-    /// Waiters that left because their connection closed or was unblocked.
+    /// Waiters whose connection closed or was unblocked, whose server was demoted, or whose
+    /// channel's slot moved.
     pub disconnected: u64,
-    /// Grants undone because the connection closed before it received the answer.
+    /// Grants undone because the answer could not reach the waiter.
     pub undone: u64,
     /// Expired holds.
     pub expired: u64,

@@ -1,8 +1,8 @@
 //! Time as a parameter, and limits.
 //!
-//! Deadlines in memory are microseconds on a monotonic clock. On disk and to replicas they are
-//! absolute unix times in milliseconds, converted when they are written or applied, with one
-//! reading of both clocks ([`Now`]).
+//! Deadlines in memory are microseconds on the *steady clock*, which never steps. On disk and to
+//! replicas they are absolute unix times in milliseconds, converted when they are written or
+//! applied, with one reading of both clocks ([`Now`]).
 
 /// Microseconds in a millisecond.
 pub const US_PER_MS: u64 = 1000;
@@ -27,13 +27,13 @@ pub const MAX_TOKEN: u64 = (1 << 53) - (1 << 49);
 pub const TOKEN_CLOCK_END_US: u64 = (1 << 53) - (1 << 50);
 
 /// How far a token in a payload from outside may be ahead of the wall clock: one day. A larger one
-/// would use up the remaining tokens and make later grants of this server look ancient elsewhere.
+/// would use up tokens, since later tokens of this server have to be above it.
 pub const TOKEN_AHEAD_LIMIT_US: u64 = 24 * 60 * 60 * 1_000_000;
 
 /// One reading of both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// Microseconds on a monotonic clock, for deadlines in memory.
+    /// Microseconds on the steady clock, for deadlines in memory.
     pub mono_us: u64,
     /// Microseconds since the unix epoch, for tokens and for times that leave the process.
     pub wall_us: u64,
@@ -49,7 +49,7 @@ impl Now {
     /// A deadline from a file or from another server, limited to the longest lease.
     #[must_use]
     pub fn within_limits(self, deadline_us: u64) -> u64 {
-        // Times outside are in whole milliseconds, rounded up.
+        // Times outside the process are in whole milliseconds, rounded up.
         deadline_us.min(self.after_ms(MAX_LEASE_MS).saturating_add(US_PER_MS))
     }
 

@@ -1,5 +1,6 @@
-//! The server does nothing else while the module asks for memory, and least of all while a table is copied into a larger one. So what
-//! grows with what clients send grows by small pieces: no allocation is as large as a table of all that is there.
+//! Tables that clients can make large grow in small pieces: no single allocation is as large as the
+//! whole table. Otherwise the server's only thread would stall while a table is copied into a
+//! larger one.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -7,7 +8,7 @@ use std::cell::Cell;
 use rlock_core::Channels;
 
 thread_local! {
-    /// The largest piece of memory that this thread has asked for.
+    /// The largest allocation of this thread so far.
     static LARGEST: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -16,12 +17,12 @@ struct Watching;
 #[global_allocator]
 static WATCHING: Watching = Watching;
 
-// SAFETY: all is passed on to the system's allocator as it came.
+// SAFETY: each call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // When a thread ends, this may be gone before its last allocation is.
+        // While a thread ends, it may allocate after `LARGEST` was destroyed.
         let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(layout.size())));
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: the caller guarantees what the system's allocator requires.
         unsafe { System.alloc(layout) }
     }
 
@@ -35,7 +36,7 @@ const CHANNELS: u32 = 100_000;
 const SMALL_BYTES: usize = 4096;
 
 #[test]
-fn a_channel_that_comes_to_a_great_many_costs_no_more_than_any_other() {
+fn large_channel_table_grows_and_shrinks_without_large_allocations() {
     let mut channels = Channels::<u64>::default();
     let mut known = Vec::with_capacity(CHANNELS as usize);
     LARGEST.set(0);
@@ -48,5 +49,5 @@ fn a_channel_that_comes_to_a_great_many_costs_no_more_than_any_other() {
     for channel in known {
         assert!(channels.let_go(channel).is_some());
     }
-    assert!(LARGEST.get() <= SMALL_BYTES, "{} bytes at once, when they go", LARGEST.get());
+    assert!(LARGEST.get() <= SMALL_BYTES, "{} bytes at once while the channels are removed", LARGEST.get());
 }

@@ -2,11 +2,12 @@
 //!
 //! Each database has a *generation*, which a promotion, the end of a load, SWAPDB and a flush
 //! raise. The alarm of a value and the record of a name store the generation in which they were
-//! last reconciled. Values and names that are behind have come or gone without our commands. They
-//! are reconciled when a command or their alarm opens the key, or when the sweep, which visits
-//! everything in parts, reaches them.
+//! last reconciled. A value or name with a lower generation may have changed without one of our
+//! commands. It is reconciled when a command or its alarm opens the key, or when the sweep, which
+//! visits everything in parts, reaches it.
 //!
-//! Alarms identify a database by a stable id: SWAPDB changes which database has it.
+//! Alarms identify a database by a stable id. SWAPDB exchanges the stable ids of two database
+//! numbers, so an id stays with its data.
 
 use ahash::RandomState;
 use hashbrown::HashMap;
@@ -18,7 +19,7 @@ pub(super) struct Databases {
     stable: HashMap<u32, u32, RandomState>,
     /// The inverse of `stable`.
     current: HashMap<u32, u32, RandomState>,
-    /// The generations that differ from `general`.
+    /// By database number: the generations that differ from `general`.
     generations: HashMap<u32, u32, RandomState>,
     general: u32,
     newest: u32,
@@ -30,7 +31,7 @@ pub(super) struct Databases {
 impl Databases {
     pub(super) fn new(hasher: &RandomState) -> Self {
         let map = || HashMap::with_hasher(hasher.clone());
-        // 0 is behind any generation.
+        // 0 is lower than any generation.
         Self {
             stable: map(),
             current: map(),
@@ -66,21 +67,21 @@ impl Databases {
         self.generations.clear();
     }
 
-    /// All values of a database went away.
+    /// All values of a database were removed.
     pub(super) fn flush(&mut self, db: u32) {
         self.renew(db);
         self.flushed.insert(self.stable(db), self.newest);
     }
 
-    /// All values went away.
+    /// All values were removed.
     pub(super) fn flush_all(&mut self) {
         self.renew_all();
         self.flushed.clear();
         self.all_flushed = self.newest;
     }
 
-    /// Whether a value reconciled in a generation went away with a flush of its database, given by
-    /// stable id.
+    /// Whether a later flush of the database with this stable id removed a value that was last
+    /// reconciled in `generation`.
     pub(super) fn was_flushed(&self, stable: u32, generation: u32) -> bool {
         let flushed_in = self.flushed.get(&stable).copied().unwrap_or(0);
         generation < flushed_in.max(self.all_flushed)

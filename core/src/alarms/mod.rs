@@ -54,14 +54,14 @@ impl Alarms {
         self.alarms.insert_with(due_us, key.name.into(), stable, self.databases.generation(key.db))
     }
 
-    /// Moves an alarm forward to `due_us`, if it is later.
+    /// Moves an alarm to `due_us`, if that is earlier.
     pub(crate) fn hasten(&mut self, alarm: Alarm, due_us: u64) {
         if self.alarms.get(alarm).is_some_and(|(at_us, _)| due_us < at_us) {
             self.alarms.set(alarm, due_us);
         }
     }
 
-    /// Moves an alarm that is due back to `until_us`.
+    /// Postpones an alarm until `until_us`, if it is due.
     pub(crate) fn delay_due(&mut self, alarm: Alarm, now: Now, until_us: u64) {
         if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us <= now.mono_us) {
             self.alarms.set(alarm, until_us);
@@ -136,7 +136,7 @@ impl Alarms {
         Some(alarm)
     }
 
-    /// Removes an alarm that has fired and was not set since: its value is gone, or has another
+    /// Removes an alarm that has fired and was not set since: its value was removed, or has another
     /// alarm.
     pub(crate) fn forget_if_fired(&mut self, alarm: Alarm) {
         if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us == FIRED_US) {
@@ -159,8 +159,8 @@ impl Alarms {
         self.alarms.alarm_in_slot(slot)
     }
 
-    /// All values of one database, or of all databases (`None`), went away. Their alarms are stale
-    /// from now on; the memory is freed in parts.
+    /// All values of one database, or of all databases (`None`), were removed. Their alarms are
+    /// stale from now on; the memory is freed in parts.
     pub(crate) fn flush(&mut self, db: Option<u32>) {
         let Some(db) = db else {
             self.databases.flush_all();

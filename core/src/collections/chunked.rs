@@ -80,7 +80,7 @@ impl<T> Chunked<T> {
         }
     }
 
-    /// Takes over the chunks of `other`, only to drop them later.
+    /// Takes over the chunks of `other`, for [`Chunked::drop_chunk`] to drop them one by one.
     pub(crate) fn take_over(&mut self, other: Self) {
         self.chunks.extend(other.chunks);
         self.len = self.len.saturating_add(other.len);

@@ -1,9 +1,9 @@
 //! Deadlines in order: a binary heap whose entries can be moved and removed.
 //!
-//! Insert, remove and move are O(log n), and O(1) for a deadline that is the latest or was inserted
-//! last. That is the common case: an equal lease for every lock, acquired and released at once. No
-//! step is ever O(n), because this runs on the server's only thread: heap and slots grow by chunks
-//! instead of being copied.
+//! Insert, remove and move are O(log n). Inserting the latest deadline, and removing it soon after,
+//! is O(1). That is the common case: locks with equal leases that are released quickly. No step is
+//! ever O(n), because this runs on the server's only thread: heap and slots grow by chunks instead
+//! of being copied.
 //!
 //! Invariants:
 //! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines
@@ -214,7 +214,7 @@ impl<T, S: Copy> Deadlines<T, S> {
     }
 
     /// The alarm in the slot with this number; `None` if there is no such slot. A scan of all slots
-    /// visits every alarm that exists from its beginning to its end.
+    /// visits every alarm that exists during the whole scan.
     #[must_use]
     pub fn alarm_in_slot(&self, slot: u32) -> Option<Alarm> {
         self.slot(slot).map(|_| Alarm(slot))

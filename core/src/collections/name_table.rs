@@ -2,7 +2,7 @@
 //!
 //! A large table is split into parts, and each entry keeps half of the hash of its name. A growing
 //! part visits only its own entries and no names, so no insertion takes long, regardless of the
-//! number of names. The half distinguishes nearly all names, in half of the space.
+//! number of names. Half a hash distinguishes nearly all names, and takes half the space.
 
 use alloc::vec::Vec;
 use core::{mem, slice};
@@ -50,7 +50,8 @@ impl Parts {
         }
     }
 
-    /// The part for a hash, selected by bits that a part uses only if it has a great many entries.
+    /// The part for a hash, selected by bits that the table of a part uses only if it has very many
+    /// entries.
     fn of(&mut self, half: u32) -> Option<&mut HashTable<Entry>> {
         match self {
             Self::One(part) => Some(part),
@@ -152,7 +153,7 @@ fn half_of(hash: u64) -> u32 {
     u32::try_from(hash >> u32::BITS).unwrap_or(0)
 }
 
-/// A hash for a part, which uses the lowest bits and the seven highest ones.
+/// The hash of an entry within its part: hashbrown uses the lowest bits and the seven highest ones.
 fn spread(half: u32) -> u64 {
     (u64::from(half) << u32::BITS) | u64::from(half)
 }

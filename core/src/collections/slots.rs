@@ -69,7 +69,7 @@ impl<T> Slots<T> {
             self.free = next;
             return free;
         }
-        // As many values as there are numbers would need terabytes.
+        // Never saturates: 2^32 values would need hundreds of gigabytes.
         let number = u32::try_from(self.slots.len()).unwrap_or(NO_SLOT);
         self.slots.push(Slot::Taken(value));
         number

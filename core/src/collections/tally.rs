@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 /// The most entries that one insertion or removal moves.
 const CHUNK: usize = 128;
 
-/// A moment, and a number that distinguishes entries of the same moment.
+/// A moment, and a number that distinguishes entries with the same moment.
 pub(crate) type TallyKey = (u64, u64);
 
 /// A part of a sum.

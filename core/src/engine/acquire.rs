@@ -4,9 +4,10 @@
 //! ends earlier requests of the owner that still wait. Then it grants the request, denies it, or
 //! puts it into the queue of each key.
 //!
-//! A request for several keys has the same position in the queue of each. The engine grants it in
-//! one step, when its owner already holds each key, or the key is free and the request first in its
-//! queue. So two requests never wait for each other, and no request passes one that waits.
+//! A request for several keys has the same position in the queue of each. The engine grants all
+//! keys in one step, once each is available: already held by the owner, or free with the request
+//! first in its queue. So two requests never wait for each other, and no request passes one that
+//! waits.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -45,19 +46,19 @@ type Decisions = SmallVec<[Decision; 1]>;
 #[derive(Default)]
 struct Earlier {
     tickets: SmallVec<[u64; 1]>,
-    /// The place that the new request takes over, if it asks for the same thing.
+    /// The position that the new request takes over, if it asks for the same thing.
     place: Option<Place>,
     /// The new request repeats the one that waits.
     is_repeat: bool,
 }
 
-/// The place of a waiter.
+/// The position of a waiter in each of its queues.
 #[derive(Clone, Copy)]
 struct Place {
     rank: Rank,
     arrival: u64,
-    /// It may close a cycle: its search is pending, or the earlier request had timed out or was cut
-    /// off and so made no edges.
+    /// The request may close a cycle: a search is pending, or the earlier request made no edges,
+    /// because it had timed out or was cut off.
     is_suspected: bool,
 }
 
@@ -95,7 +96,7 @@ impl Engine {
 
     /// Decides the most frequent request: one key, nothing to reconcile and no waiters, so the
     /// lock's admission decision is final. `None` for any other request, and for a refusal, which
-    /// an expired lock may have caused.
+    /// the full path decides again and counts.
     fn decide_uncontended(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -173,9 +174,9 @@ impl Engine {
         Ok(Acquired::Denied)
     }
 
-    /// ACQUIRE while no hold may begin: a request that waits enters the queue, also that of a free
-    /// lock. An attempt is refused, and so is an owner that holds already: its wait would hide from
-    /// it that it cannot rely on what it holds.
+    /// ACQUIRE while no hold may begin. A request that waits enters the queue, even if the lock is
+    /// free. A request that does not wait is refused. An owner that already holds one of the keys
+    /// is refused, too: a wait would hide from it that it cannot rely on that hold.
     fn acquire_later(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -267,9 +268,9 @@ impl Engine {
         Ok(token)
     }
 
-    /// Puts a request into its queues: in the place of its owner's earlier request for the same
-    /// thing, or at the end of its rank. On a fair lock it takes a place or keeps the owner's;
-    /// `QUEUE` does only that. All refusals come before any change.
+    /// Puts a request into its queues: at the position of its owner's earlier request for the same
+    /// thing, or at the end of its rank. On a fair lock it also takes a place or keeps its owner's;
+    /// a `QUEUE` request does only that. All refusals come before any change.
     fn wait(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -299,15 +300,15 @@ impl Engine {
             let rank = earlier.place.map_or_else(|| rank_of(tx, owner, &request), |place| place.rank);
             let entered = self.enter(tx, owner, &request, rank, arrival);
             match earlier.place {
-                // The edges of the earlier request were searched, or a search is pending. On a fair lock
-                // they may have come from another value.
+                // The edges of the earlier request were searched, or a search is pending. Not so on
+                // a fair lock, where its edges may be those of another value.
                 Some(place) if request.kind != Kind::Fair => {
                     if place.is_suspected {
                         self.suspect(entered);
                     }
                 }
-                // The earlier requests stay if this one would close a cycle, so the search runs with both
-                // in the queue.
+                // If this request would close a cycle, the earlier ones stay, so the search runs
+                // with both in the queue.
                 _ => self.check_deadlock(tx, entered, &earlier.tickets)?,
             }
             ticket = Some(entered);
@@ -319,9 +320,9 @@ impl Engine {
         Ok(ticket.map_or(Acquired::Denied, Acquired::Waiting))
     }
 
-    /// Ends the earlier requests of the owner. Unless the new request takes their place, this may
-    /// unblock other waiters, so the queue needs serving. The timer does that: serving it here
-    /// might refuse the new request after the earlier ones have ended.
+    /// Ends the earlier requests of the owner. Unless the new request takes over their position,
+    /// other waiters may now be first in a queue. The timer serves them: serving them here might
+    /// refuse the new request after the earlier ones have ended.
     fn supersede(&mut self, tx: &mut Transaction<'_, impl Keyspace>, earlier: &Earlier, request: &Request) {
         for ticket in &earlier.tickets {
             if let Some(waiter) = self.registry.get(*ticket) {
@@ -366,7 +367,7 @@ impl Engine {
                 return Err(Refusal::Stale { last_id: waiting_id });
             }
             let is_repeat = request.request_id.is_some() && waiting_id == request.request_id;
-            // A granted owner leaves the queue of a fair lock.
+            // On a fair lock a grant removes the owner's place, and so ends its wait.
             let is_at_place = (request.kind, waiter.request().kind) == (Kind::Fair, Kind::Fair);
             if request.ask == Ask::Try && !is_repeat && !is_at_place {
                 continue;

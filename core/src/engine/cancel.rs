@@ -12,8 +12,8 @@ use crate::request::{Cancel, Refusal};
 const KEY: KeyId = KeyId(0);
 
 impl Engine {
-    /// CANCEL. Reconciles the key first, so a request that can be granted is. Returns whether it
-    /// ended a request or gave up a place on a fair lock.
+    /// CANCEL. Reconciles the key first, and so grants a request that can be granted. Returns
+    /// whether it ended a request or gave up a place on a fair lock.
     ///
     /// # Errors
     ///

@@ -45,8 +45,8 @@ impl Engine {
         }
     }
 
-    /// Releases the places of fair-lock waiters that are gone. A waiter that timed out gives up its
-    /// place; any other keeps it for the grace.
+    /// Releases the places of fair-lock waiters that have left. A waiter that timed out gives up
+    /// its place; any other keeps it for the grace.
     pub(super) fn release_places(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -73,8 +73,8 @@ impl Engine {
         }
     }
 
-    /// Updates the place of an owner that asks for a fair lock, even beyond the budget: the owner
-    /// has no place after a time-out, or if the place has expired.
+    /// Brings the place of an owner that asks for a fair lock up to date, even beyond the budget.
+    /// The owner loses the place if its wait timed out or the place has expired.
     pub(super) fn release_own_place(&mut self, at: &mut At<'_, '_, impl Keyspace>, owner: &[u8]) {
         let Some(name) = self.name(at) else {
             return;

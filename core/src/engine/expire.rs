@@ -12,8 +12,9 @@ use crate::lock::Hold;
 use crate::place::Stay;
 
 impl Engine {
-    /// Ends expired holds. Returns whether there was one. Any number of holds may expire together:
-    /// the rest has no effect any longer, and its alarm fires again at once.
+    /// Ends expired holds. Returns whether there was one. Any number of holds may expire together.
+    /// Those that remain when the budget is used up have no effect, and the alarm, which is still
+    /// due, fires again at once.
     pub(super) fn expire(&mut self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let mut any = false;
         while let Some(end) = next_expiry(at)
@@ -25,8 +26,9 @@ impl Engine {
         any
     }
 
-    /// Ends all expired holds, except those of one owner, before a grant that leaves no room for
-    /// others. After the first 16, it ends the rest in one step.
+    /// Ends all expired holds, before an exclusive grant or before the lock is removed. After the
+    /// first 16, it ends the rest in one step, without the holds of the owner `except`, which may
+    /// be live. All other holds have expired.
     pub(super) fn clear_expired(&mut self, at: &mut At<'_, '_, impl Keyspace>, except: Option<&[u8]>) {
         const ONE_BY_ONE: usize = 16;
         for _ in 0..ONE_BY_ONE {
@@ -80,7 +82,8 @@ impl Engine {
             }
             let event = match at.limits.may_grant.paused_ms() {
                 None => Event::Left { owner, cause: LeaveCause::Expired },
-                // Its owner cannot take its turn, so its time counts from the end of the pause.
+                // While no hold may begin, its owner cannot acquire, so the grace counts from the
+                // end of the pause.
                 Some(paused_ms) => {
                     let until_us = at.now.after_ms(pause_and_grace_ms(paused_ms, grace_ms, &at.limits));
                     let stay = match stay {
@@ -105,7 +108,7 @@ impl Engine {
     }
 
     /// Removes an expired lock of another kind, so that `kind` can be granted. The value's alarm,
-    /// which would have served its waiters, goes too; so the timer serves the name.
+    /// which would have served the waiters, is removed with it, so the timer serves the name.
     pub(super) fn make_room(&mut self, at: &mut At<'_, '_, impl Keyspace>, kind: Kind) {
         if let Some(lock) = at.lock()
             && lock.kind() != kind
@@ -121,8 +124,9 @@ impl Engine {
     }
 }
 
-/// How long a place or a reservation is kept that ends while no hold may begin: the grace, from the end
-/// of the pause. The pause counts as a second at least, since each new time is propagated.
+/// How much longer to keep a place or a reservation that expires while no hold may begin: for the
+/// rest of the pause and then the grace. The pause counts as at least a second, because each
+/// extension is propagated.
 pub(super) fn pause_and_grace_ms(paused_ms: u64, grace_ms: Option<u64>, limits: &Limits) -> u64 {
     const MIN_PAUSE_MS: u64 = 1000;
     paused_ms.max(MIN_PAUSE_MS).saturating_add(grace_ms.unwrap_or(limits.fair_grace_ms))

@@ -1,4 +1,4 @@
-//! Requests of fair locks only: keeping a place in the queue.
+//! Requests for fair locks only: keeping a place in the queue.
 //!
 //! A connected waiter of a fair lock has both a place in the value, which determines its order, and
 //! a ticket among the waiters of the name, which identifies its answer.
@@ -40,7 +40,7 @@ impl OwnPlace {
 
 impl Engine {
     /// The place that a request on a fair lock takes or keeps, or `None` if it cannot have one now.
-    /// The request inherits the options it does not give from the previous place.
+    /// Takes the options that the request lacks from the previous place.
     pub(super) fn own_place(
         &self,
         at: &mut At<'_, '_, impl Keyspace>,

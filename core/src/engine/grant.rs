@@ -70,9 +70,9 @@ impl Engine {
         if left < tx.ids().filter(is_new).count() as u64 { Err(Refusal::NoTokens) } else { Ok(()) }
     }
 
-    /// The only function that grants a hold: a new one, or one more count of the owner's. The
-    /// caller has checked that the lock admits it. `client` is the connection to bind the hold to,
-    /// if it has a session.
+    /// The only function that grants: a new hold, or one more count of the owner's hold. The caller
+    /// has checked that the lock admits it. `client` is the connection to bind the hold to, if it
+    /// has a session.
     pub(super) fn grant(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -83,7 +83,8 @@ impl Engine {
     ) -> Result<u64, Refusal> {
         let is_vacant = matches!(at.value(), Value::Vacant);
         if request.mode.is_exclusive() && !is_vacant {
-            // An exclusive hold is the only hold in the value, too.
+            // An exclusive hold must be the only hold in the value, so the expired ones have to
+            // end.
             self.clear_expired(at, Some(owner));
         } else if request.mode == Mode::Read {
             self.end_expired_writer(at, owner);
@@ -156,7 +157,7 @@ impl Engine {
             client,
             mark: RequestMark::after(terms.request, request.request_id, request.verb),
             note,
-            // So that a WAIT after it proves replication.
+            // A WAIT after this request then proves that replicas have the hold.
             always: true,
         };
         self.renew_hold(at, token, terms, &renewal);

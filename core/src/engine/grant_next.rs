@@ -39,7 +39,7 @@ enum Head {
         owner: Owner,
         cause: LeaveCause,
     },
-    /// A place whose connection has closed, which the place does not know yet.
+    /// A place that is still marked as connected, although no request of its owner waits.
     Abandoned {
         owner: Owner,
         request_id: Option<u64>,
@@ -85,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// While no hold may begin, a reserved owner cannot take its turn: its time begins again.
+    /// Extends an expired reservation while no hold may begin, because its owner cannot acquire.
     fn extend_reservation(&mut self, at: &mut At<'_, '_, impl Keyspace>, paused_ms: u64) {
         if let Some(queue) = at.lock().and_then(Lock::queue)
             && queue.reserved_until_us().is_some_and(|until_us| until_us <= at.now.mono_us)

@@ -22,12 +22,12 @@ impl Engine {
             return;
         }
         match event {
-            // No owner blocks another by name on a semaphore.
+            // On a semaphore no waiter waits for a particular owner.
             Event::Granted { kind: Kind::Semaphore, .. } => {}
             Event::Granted { owner, mode, token, terms, .. } => {
                 self.registry.set_holder(name, owner.as_slice(), *token, *mode, terms.deadline_us);
             }
-            // A former owner blocks no waiter, even while it keeps the lock closed.
+            // The former owner of a kept lock is no longer a holder: it blocks no waiter.
             Event::Ended { token, .. } | Event::Changed { token, cause: ChangeCause::Kept, .. } => {
                 // Its own MACQUIRE, which already had this key, waits for it from now on.
                 if let Some(ticket) = self.registry.remove_holder(name, *token)

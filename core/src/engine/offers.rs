@@ -17,14 +17,14 @@ use crate::request::Refusal;
 use crate::statistics::count;
 
 impl Engine {
-    /// Offers a MACQUIRE waiter its keys, if all are available. Opens no key: the registry knows
-    /// enough to see that a key is not available.
+    /// Offers a MACQUIRE waiter its keys, if all are available. Opens no key: the registry's copies
+    /// of the holders show which keys are unavailable.
     pub(super) fn offer(&mut self, tx: &Transaction<'_, impl Keyspace>, ticket: u64, hold_ended: bool) {
         let Some(waiter) = self.registry.get(ticket) else {
             return;
         };
         if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {
-            // A command that frees several of its keys offers them once for each.
+            // A command that frees several of its keys would offer them again for each one.
             return;
         }
         let names = waiter.names();
@@ -75,8 +75,8 @@ impl Engine {
         Some((offer, keys().map(KeyRef::to_key).collect()))
     }
 
-    /// Grants a MACQUIRE waiter, whose keys are open in its order. If one of them turns out to be
-    /// unavailable, it keeps waiting.
+    /// Grants a MACQUIRE waiter. Its keys are open, in the order of the request. If one of them
+    /// turns out to be unavailable, the waiter keeps waiting.
     pub fn take_offer(&mut self, tx: &mut Transaction<'_, impl Keyspace>, offer: Offer) {
         self.budget.begin_timer();
         self.take_offer_of(tx, offer);
@@ -87,7 +87,7 @@ impl Engine {
         if self.answer_if_wait_ended(&mut tx.at(KeyId(0)), ticket) {
             return;
         }
-        // When holds may begin again, its names are reviewed, and it is offered its keys again.
+        // When holds may begin again, a review of its names repeats the offer.
         let Some(waiter) = self.registry.get(ticket).filter(|_| tx.limits.may_grant == MayGrant::Yes) else {
             return;
         };

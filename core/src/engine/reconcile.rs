@@ -65,7 +65,7 @@ impl Engine {
             || self.is_behind(at)
     }
 
-    /// The same, ignoring waiters to be offered their keys again, which say nothing about the
+    /// Like [`Engine::is_dirty`], but ignores offers to repeat, which say nothing about the
     /// holders.
     pub(super) fn is_dirty_beyond_offers(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let is_dirty_beyond_offers = |name| {

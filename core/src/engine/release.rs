@@ -23,7 +23,7 @@ const KEY: KeyId = KeyId(0);
 /// The answer to RELEASE with KEEP: the lock is not free.
 const KEPT: u32 = 1;
 
-/// The remaining holds of a request's keys, in key order.
+/// The remaining counts of the owner's holds, in the order of the keys.
 pub type HoldsLeft = SmallVec<[u32; 1]>;
 
 /// The hold that RELEASE refers to: its token and count, and whether the request is a repeat.
@@ -57,13 +57,13 @@ impl ReleaseTarget {
 }
 
 impl Engine {
-    /// RELEASE, MRELEASE. Returns the remaining holds of each key. When a MRELEASE repeats one that
-    /// was partly done, a key without a hold counts as done.
+    /// RELEASE, MRELEASE. Returns the remaining count under each key. When a MRELEASE repeats one
+    /// that was partly done, a key without a hold counts as done.
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or not with its
-    /// token; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or whose hold has
+    /// another token than given; nothing was changed.
     pub fn release(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -165,8 +165,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or not with its
-    /// token; nothing was changed.
+    /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or whose hold has
+    /// another token than given; nothing was changed.
     pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
         self.run_plain(tx, |engine, tx| {
             let mut holds: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
@@ -192,8 +192,8 @@ impl Engine {
         })
     }
 
-    /// FORCERELEASE: ends every live hold, or the one with `token`, of a lock of `kind`, or of any
-    /// kind. Returns whether there was one.
+    /// FORCERELEASE: ends every live hold of a lock, or only the one with `token`. `kind` is the
+    /// kind of the lock; `None` for any. Returns whether there was such a hold.
     ///
     /// # Errors
     ///

@@ -34,7 +34,7 @@ impl Engine {
             }
             if is_first_stage {
                 // A lock that had expired before it arrived is removed at once: waiters of another
-                // kind need the name free, here and on each copy.
+                // kind need the name free, here and on each replica.
                 hold_ended |= self.expire(at);
                 self.close_key(at.tx.keys, at.id);
             }
@@ -189,7 +189,8 @@ impl Engine {
             };
             let is_reader = waiter.request().mode == Mode::Write && lock.live_hold(owner, Mode::Read, at.now).is_some();
             if is_reader && waiter.rank() == Rank::Newcomer {
-                // The waiters ahead wait for its READ, so behind them it would never be served.
+                // The waiters ahead wait for its READ hold, so behind them it would never be
+                // served.
                 return engine.registry.upgrade(ticket);
             }
             let meets = |mode: &Mode| waiter.request().is_met_by(*mode);
@@ -225,13 +226,13 @@ impl Engine {
         if let Some(lock) = at.lock()
             && let Some(queue) = lock.queue()
         {
-            // Places that an earlier detach gave more time keep it. A copy may not know of that
-            // detach, so the event contains the time.
+            // Places that an earlier detach gave more time keep it. A replica that loaded the value
+            // since does not know of that detach, so the event contains the time.
             let left_us = queue.detached_until_us();
             let until_us = at.now.after_ms(at.limits.fair_grace_ms).max(left_us);
             let at_us = queue.has_graces().then_some(at.now.mono_us);
             self.commit(at, Event::Detached { until_us, at_us });
-            // Expired places live again, so waiters for a lock of another kind may have been
+            // Expired places become live again, so waiters for a lock of another kind may have been
             // skipped.
             self.recheck_other_kinds(Some(name), Kind::Fair);
         }

@@ -1,4 +1,4 @@
-//! Requests of semaphores only: INIT, RESIZE and DRAIN.
+//! Requests for semaphores only: INIT, RESIZE and DRAIN.
 
 use super::Engine;
 use super::grant::GrantTiming;
@@ -14,7 +14,8 @@ use crate::statistics::count;
 
 const KEY: KeyId = KeyId(0);
 
-/// The shortest idle time of a semaphore that cannot be removed now: each new time is propagated.
+/// The shortest time until a semaphore that cannot be removed yet is due again. Each restart of the
+/// idle time is propagated.
 const MIN_RESTART_MS: u64 = 1000;
 
 impl Engine {
@@ -44,8 +45,8 @@ impl Engine {
         })
     }
 
-    /// Removes a semaphore whose idle time has ended. The time begins again instead if a request
-    /// waits, and in a quarantine, because the data set may lack holds.
+    /// Removes a semaphore whose idle time has ended. The time begins again instead while a request
+    /// waits or no hold may begin: in a quarantine the data set may lack holds.
     pub(super) fn remove_unused(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         let Some(lock) = at.lock() else {
             return;
@@ -84,10 +85,10 @@ impl Engine {
         Ok(tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map_or(0, |lock| lock.available(tx.now)))
     }
 
-    /// Refuses waiters that the semaphore can never serve now.
+    /// Refuses waiters that ask for more permits than the semaphore has.
     fn review_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>, name: NameId) {
         if self.refuse_unservable(&mut tx.at(KEY), name, None).is_err() {
-            // The timer continues from the head again: the refused waiters have left.
+            // The timer begins again at the head, since the refused waiters have left.
             self.mark(name, |dirty| dirty.replaced = true);
         }
     }

@@ -26,7 +26,8 @@ impl Engine {
         false
     }
 
-    /// Grants a waiter for one key. Returns whether there was a token for it.
+    /// Grants a waiter for one key, or refuses it, for example without a token left. Returns
+    /// whether it was granted.
     fn grant_to_waiter(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: &Decision) -> bool {
         let Some(Left { waiter, owner }) = self.registry.leave(ticket) else {
             return false;
@@ -45,7 +46,7 @@ impl Engine {
         is_granted
     }
 
-    /// Whether the waiter's user still has the rights for its request.
+    /// Whether the user of the waiter's connection still has the rights for the request.
     pub(super) fn is_permitted(&self, tx: &Transaction<'_, impl Keyspace>, ticket: u64) -> bool {
         let waiter = self.registry.get(ticket).and_then(|waiter| Some((waiter.client()?, waiter.request())));
         waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, &request))

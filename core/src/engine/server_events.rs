@@ -1,6 +1,6 @@
-//! Server events: closed connections, and values that arrived or went away. The server reports most
-//! of them at moments when deciding is not allowed. So these functions only record them; the next
-//! command on the key, or the timer, processes them.
+//! Server events: closed connections, and values that arrived or were removed. The server reports
+//! most of them at moments when the engine must not decide. So these functions only record them;
+//! the next command on the key, or the timer, processes them.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -89,14 +89,14 @@ impl Engine {
         self.mark_key(key, |dirty| dirty.imported = true);
     }
 
-    /// A value was loaded. It stays behind its generation until the first command that meets it, or
-    /// the timer, reconciles it.
+    /// A value was loaded. It counts as not reconciled until the first command on its key, or the
+    /// timer, reconciles it.
     pub fn value_loaded(&mut self, key: Key) {
         let Key { name, db } = key;
         self.backlog.push_loaded(Key { name, db: self.alarms.stable(db) });
     }
 
-    /// The value under `key`, which had this `alarm`, went away.
+    /// The value under `key`, which had this `alarm`, was removed.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
         self.alarms.remove_of(alarm, key);
         self.unbind_first(key, lock);
@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// All values of one database, or of all databases (`None`), went away.
+    /// All values of one database, or of all databases (`None`), were removed.
     pub fn flushed(&mut self, db: Option<u32>) {
         self.alarms.flush(db);
         if db.is_none() {
@@ -149,8 +149,8 @@ impl Engine {
             let db = swapped(key.db);
             if db != key.db {
                 key.db = db;
-                // The sweep finds values by their alarms, which a value that has just arrived
-                // lacks.
+                // The sweep finds values by their alarms. A value that has just arrived has none,
+                // so `imported` moves with it.
                 let of_value = self
                     .registry
                     .dirty_mut(name)
@@ -165,7 +165,7 @@ impl Engine {
                 self.mark(other, |dirty| dirty.merge(of_value));
             }
             if self.pending.has(name) {
-                // Generation 0 is behind: the name was swapped.
+                // Generation 0 is the lowest, so the name will be reconciled.
                 renamed.insert(name, self.registry.intern(key.borrow(), 0));
             }
         }
@@ -176,8 +176,8 @@ impl Engine {
         self.backlog.begin_sweep();
     }
 
-    /// This server became a replica: no client waits here any longer. A replica is not told when
-    /// connections close, so bindings to its connections count as closed at a promotion.
+    /// This server became a replica: no client waits here any longer. A replica ends no sessions,
+    /// so it needs no bindings, and a promotion counts all earlier connections as closed.
     pub fn demoted(&mut self) {
         self.sessions.forget_bindings();
         self.registry.notified_mut().demoted();

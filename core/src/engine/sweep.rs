@@ -60,12 +60,12 @@ impl Engine {
         TimerStep::Done
     }
 
-    /// Holds may begin again: the queues that were not served meanwhile are.
+    /// Holds may begin again: the timer serves the queues that were not served meanwhile.
     pub fn grants_resumed(&mut self) {
         self.backlog.set_resumed_from(Some(0));
     }
 
-    /// Marks the names that are waited for, a part of them.
+    /// Marks some of the names with waiters, so that their queues are served.
     pub(super) fn resume(&mut self) -> TimerStep {
         for part in 0..self.budget.parts() {
             let slot = self.backlog.resumed_from();
@@ -75,14 +75,15 @@ impl Engine {
             let name = self.registry.in_slot(slot);
             self.backlog.set_resumed_from(name.map(|_| slot.saturating_add(1)));
             if let Some(name) = name.flatten().filter(|name| self.registry.len_under(*name) > 0) {
-                // A review finds waiters whose owner holds already, wherever they stand.
+                // A review also finds waiters whose owner already holds the lock, anywhere in the
+                // queue.
                 self.mark(name, |dirty| dirty.replaced = true);
             }
         }
         TimerStep::Done
     }
 
-    /// The key of an alarm whose value is behind its generation.
+    /// The key of an alarm, if its value was last reconciled in an earlier generation.
     fn sweep_alarm(&mut self, alarm: Alarm) -> Option<Key> {
         let reconciled_in = self.alarms.reconciled_in(alarm)?;
         let Some(key) = self.alarms.key(alarm) else {
@@ -107,7 +108,8 @@ impl Engine {
     /// removed locks first.
     pub fn next_to_observe(&mut self) -> Option<Key> {
         self.budget.begin_timer();
-        // A value that is behind stays so until a promotion, which starts another sweep.
+        // A value that needs reconciling keeps its generation until a promotion, which starts
+        // another sweep.
         while !matches!(self.continue_sweep(), TimerStep::Nothing) {}
         while !matches!(self.clean_up(), TimerStep::Nothing) {}
         while self.drop_bindings() {}

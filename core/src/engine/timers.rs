@@ -1,7 +1,7 @@
 //! The timer: all work that no command does, and when it is due.
 //!
-//! The module asks for the next job, opens its key, and lets the engine run it. The engine does
-//! work that needs no key in between.
+//! The module asks for the next job, opens its key, and lets the engine run it. In between, the
+//! engine does the work that needs no key.
 
 use super::Engine;
 use super::sweep::TimerStep;
@@ -84,8 +84,8 @@ impl Engine {
         Timer::ON_REPLICA.into_iter().any(|timer| self.due_us(timer).is_some())
     }
 
-    /// When a source next has work. The match is exhaustive, because the module would never ask for
-    /// a source without a time.
+    /// When a source next has work. The match is exhaustive: the module would never ask for the
+    /// work of a forgotten source.
     fn due_us(&self, timer: Timer) -> Option<u64> {
         let now_if = |has_work: bool| has_work.then_some(0);
         match timer {
@@ -103,9 +103,9 @@ impl Engine {
         }
     }
 
-    /// The next key with work, for [`Engine::run_job`]. Does the work that needs no key in between,
-    /// such as answering waiters that timed out. `None` also if the budget of this turn is used up;
-    /// then [`Engine::next_timeout_us`] is due.
+    /// The next key with work, for [`Engine::run_job`]. In between, it does the work that needs no
+    /// key, such as answering waiters that timed out. `None` also if the budget of this turn is
+    /// used up: then [`Engine::next_timeout_us`] returns a time that is due.
     pub fn next_job(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
         self.budget.begin_timer();
         self.backlog.set_fired(None);
@@ -171,8 +171,8 @@ impl Engine {
         for id in tx.ids() {
             self.reconcile(&mut tx.at(id), false);
             self.remove_unused(&mut tx.at(id));
-            // Not before: adopting a value that returned to its name unbinds its holds from all
-            // connections.
+            // After `reconcile`, because adopting a value that returned to its name unbinds its
+            // holds from all connections.
             self.verify_bindings(&tx.at(id));
         }
         self.close(tx);
@@ -245,7 +245,7 @@ impl Engine {
         if self.drop_bindings() { TimerStep::Done } else { TimerStep::Nothing }
     }
 
-    /// Frees some memory of dropped bindings. `false` if no bindings are left, or the budget of this turn
+    /// Frees some memory of dropped bindings. `false` if none are left, or the budget of this turn
     /// is used up.
     pub(super) fn drop_bindings(&mut self) -> bool {
         let is_to_do = self.sessions.has_stale() && self.budget.take_parts();
@@ -291,9 +291,9 @@ impl Engine {
         TimerStep::Done
     }
 
-    /// Postpones a key that currently may not be decided about, because another node of the cluster
-    /// or no node serves it. An alarm that has just fired fires again: the value may go away
-    /// without a notification, and then the alarm must be forgotten.
+    /// Postpones a key about which this server may not decide now, because another node of the
+    /// cluster or no node serves it. An alarm that has just fired fires again: the server may
+    /// remove the value without an event, and then the alarm must be forgotten.
     pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
         if let Some(alarm) = self.backlog.take_fired() {
             self.alarms.hasten(alarm, now.after_ms(REFIRE_MS));

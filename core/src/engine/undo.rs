@@ -50,8 +50,8 @@ impl Engine {
         }
     }
 
-    /// Undoes the grants of a ticket whose answer cannot reach its waiter, when each key is
-    /// reconciled.
+    /// The answer to a ticket cannot reach its waiter. Marks its grants; each is undone when its
+    /// key is reconciled.
     pub fn undo_grants(&mut self, ticket: u64) {
         for (name, token) in self.pending.take(ticket) {
             self.mark(name, |dirty| dirty.undone.push((token, ticket)));
@@ -96,7 +96,7 @@ impl Engine {
     /// must not prolong it.
     fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &Undone, terms: Terms) {
         if terms.deadline_us <= at.now.mono_us {
-            // It has expired, and the deadline without the grant would bring it back.
+            // The hold has expired. The deadline without the grant might make it live again.
             return;
         }
         let Some(left) = undone.left.as_ref() else {

@@ -44,7 +44,8 @@ impl Engine {
         self.stats.wait_summary(now)
     }
 
-    /// How many locks are held.
+    /// How many values have a deadline: held and kept locks, fair locks with places, and semaphores
+    /// with an idle time.
     #[must_use]
     pub fn held(&self) -> usize {
         self.alarms.len()

@@ -25,8 +25,8 @@ pub(super) enum PlaceAfter {
 }
 
 impl Engine {
-    /// Checks that one more request may wait. Cut-off waits do not count: as many as necessary are
-    /// ended now.
+    /// Checks that one more request may wait. Cut-off waits do not count: ends as many of them as
+    /// necessary.
     pub(super) fn check_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>) -> Result<(), Refusal> {
         let limit = tx.limits.max_waiters;
         while self.registry.waiting() >= limit {
@@ -144,8 +144,8 @@ impl Engine {
         out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
     }
 
-    /// The server deleted a channel, because another node of the cluster serves its slot. Ends the
-    /// waits whose answers it would carry.
+    /// The server deleted a channel, because another node of the cluster serves its slot. Cuts off
+    /// the waits whose answers it would carry.
     pub fn channel_gone(&mut self, channel: Channel) {
         self.registry.notified_mut().channel_gone(channel);
     }
@@ -167,8 +167,8 @@ impl Engine {
         if !self.has_cut_off() || !self.budget.take(ANSWER) {
             return false;
         }
-        // Most waits of a scan for a channel are for other channels, so only skipped ones cost
-        // budget.
+        // A scan for a channel mostly visits waits on other channels. The cost of one answer pays
+        // for skipping this many.
         let mut looks = ANSWER.saturating_mul(PARTS_PER_CHANGE);
         let (ticket, answer) = loop {
             let Some(ticket) = self.registry.notified_mut().next() else {

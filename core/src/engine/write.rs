@@ -2,9 +2,9 @@
 //! the outbox for replicas and the append-only file.
 //!
 //! Invariants:
-//! 1. Values change only in [`Engine::commit`] (which grants and releases inline as
-//!    [`Engine::commit_inline`]), each time with an event in the outbox. [`Engine::apply_effect`]
-//!    applies the events of a master or a file, through the same [`Engine::apply`].
+//! 1. Values change only in [`Engine::commit`] and its inlined form [`Engine::commit_inline`], each
+//!    time with an event in the outbox. [`Engine::apply_effect`] applies the events of a master or
+//!    a file, through the same [`Engine::apply`].
 //! 2. After a command, a key whose value has a deadline has an alarm in `alarms` that is due no
 //!    later. It may be due earlier: a renewal does not move the alarm, which finds the new deadline
 //!    when it fires.
@@ -25,7 +25,7 @@ use crate::registry::NameId;
 use crate::sessions::Binding;
 use crate::statistics::count;
 
-/// How often a value is looked at that is due while no hold may begin.
+/// The interval at which the alarm of a due value fires while no hold may begin.
 const PAUSED_RETRY_MS: u64 = 1000;
 
 impl Engine {
@@ -190,7 +190,8 @@ impl Engine {
             if tx.limits.may_grant != MayGrant::Yes
                 && let Value::Lock(lock) = tx.keys.value(id)
             {
-                // A free fair lock is due until it is reserved for its head, which has to wait.
+                // A free fair lock is due until it is reserved for its head, which is not possible
+                // while no hold may begin.
                 let until_us = lock.next_end_us().unwrap_or(tx.now.after_ms(PAUSED_RETRY_MS));
                 self.alarms.delay_due(lock.alarm(), tx.now, until_us);
             }

@@ -76,9 +76,9 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether `event` clears an EXPIRE that a user has set on the key, because it was meant for
-    /// the previous holder. A grant clears it, but not for readers that join readers, and never on
-    /// a semaphore, whose lifetime the user controls. A replica gets the same result as its master.
+    /// Whether `event` clears an EXPIRE that a user has set on the key. A grant does, because the
+    /// EXPIRE was meant for the previous holder; but not if a reader joins readers, and never on a
+    /// semaphore, whose lifetime the user controls. A replica gets the same result as its master.
     #[must_use]
     pub fn clears_expire(self, event: &Event) -> bool {
         let Event::Granted { kind, .. } = event else {
@@ -183,7 +183,7 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
 enum Claim {
     /// No relation: it waits its turn.
     None,
-    /// A reader asks for WRITE: it goes ahead of the queue, which waits for its READ.
+    /// A reader asks for WRITE: it goes ahead of the queue, which waits for its READ hold.
     Upgrade,
     /// The writer asks for READ, which blocks no other owner further.
     Downgrade,

@@ -16,8 +16,8 @@ use crate::place::Place;
 use crate::time::Now;
 
 impl Lock {
-    /// Checks that [`Lock::apply`] can apply an event from a payload or from a master. Reading the
-    /// event checked everything else.
+    /// Checks that [`Lock::apply`] can apply an event from a payload or from a master. The code
+    /// that read the event has checked everything else.
     ///
     /// # Errors
     ///
@@ -57,8 +57,7 @@ impl Lock {
                 let displaced = self.displace(&owner, mode);
                 let left = self.leave(&owner);
                 self.push_hold(Hold::new(owner, mode, token, &terms));
-                // A lock with a queue has at most one holder, so it cannot have many displaced
-                // holds, too.
+                // At most one of them is set: a lock with a queue has at most one hold to displace.
                 return displaced.or(left);
             }
             Event::Changed { token, terms, .. } => {
@@ -82,7 +81,7 @@ impl Lock {
                     capacity.idle = (idle_ms != 0).then_some(Idle { idle_ms, until_us });
                 }
             }
-            // Holds exist only on a copy that has missed an event.
+            // Only a replica that has missed an event has holds here.
             Event::Removed => {
                 let leftovers = self.clear_holds(None);
                 self.body = Body::Free;
@@ -112,7 +111,8 @@ impl Lock {
     }
 
     /// Makes room for a hold: removes the owner's hold in the same mode, and other owners' holds
-    /// that exclude it. The latter exist only on a copy that has missed an event.
+    /// that exclude it. Such holds exist only on a replica that has missed an event, and in an
+    /// invalid payload.
     fn displace(&mut self, owner: &Owner, mode: Mode) -> Option<Leftovers> {
         if let Some(at) = self.position(owner.as_slice(), mode) {
             self.remove_hold(at);
@@ -206,8 +206,8 @@ impl Lock {
         }
     }
 
-    /// The last hold takes the position of the removed one: the same on every server that applies
-    /// the same events.
+    /// Removes a hold. The last hold takes its position, on every server that applies the same
+    /// events.
     fn take_hold(&mut self, at: usize) -> Option<Hold> {
         match &mut self.body {
             Body::Free | Body::Unused(_) => None,
@@ -273,7 +273,7 @@ impl Lock {
         }
     }
 
-    /// Continues with the places of a detached queue, see [`FairQueue::settle_some`]. Returns
+    /// Stores the deadlines of some detached places, see [`FairQueue::settle_some`]. Returns
     /// whether there are more.
     pub(crate) fn settle_places(&mut self, count: usize) -> bool {
         match &mut self.body {

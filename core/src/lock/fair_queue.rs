@@ -1,12 +1,12 @@
 //! The queue of a fair lock: places in order, found by owner, some with a deadline.
 //!
-//! An owner has at most one place. A waiter on a blocked connection has a place
-//! as long as it waits. The place of a polling waiter expires unless the waiter asks again in time.
+//! An owner has at most one place. A blocked or notified waiter has its place as long as it waits.
+//! The place of a polling owner expires unless the owner asks again in time.
 //!
 //! Taking, leaving and finding a place are O(1); setting its deadline is O(log n). Detaching all
-//! places from their connections is O(1), too: a place stores in which detach it was last settled,
-//! so readers compute its current deadline. [`FairQueue::settle_some`] stores these deadlines in
-//! parts.
+//! places from their connections is O(1), too: a place stores the number of the detach in which it
+//! was last settled, so its current deadline can be computed. [`FairQueue::settle_some`] stores
+//! these deadlines in parts.
 //!
 //! Invariants:
 //! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
@@ -33,7 +33,7 @@ struct Node {
     grace_ms: Optional,
     previous: Alarm,
     next: Alarm,
-    /// The value of `detached` when its deadline was set.
+    /// The value of `detached` when the deadline of the place was set.
     settled_in: u32,
     is_polled: bool,
 }
@@ -56,15 +56,17 @@ pub struct FairQueue {
     last: Alarm,
     reserved_until_us: Option<u64>,
     connected: usize,
-    /// No place without a connection expires later.
+    /// An upper bound of the deadlines of places without a connection.
     latest_us: u64,
-    /// The number of detaches, the least deadline of detached places, and the first place whose
-    /// deadline is not stored yet.
+    /// The number of detaches.
     detached: u32,
+    /// The least deadline of detached places.
     detached_until_us: u64,
+    /// The first place whose deadline is not stored yet.
     unsettled: Alarm,
-    /// When the last detach happened, and the shortest and the longest `GRACE` of a place so far.
+    /// When the last detach happened.
     detached_at_us: u64,
+    /// The shortest and the longest `GRACE` of a place so far.
     least_grace_ms: u64,
     most_grace_ms: Optional,
 }
@@ -155,8 +157,8 @@ impl FairQueue {
         if at_us <= now_us { self.place(at).filter(has_expired) } else { None }
     }
 
-    /// Adds a place at the end of the queue, or at its head. An owner that has one keeps that; only
-    /// its stay changes.
+    /// Adds a place at the end of the queue, or at its head. An owner that already has a place
+    /// keeps it, with the new stay, request id and grace.
     pub(crate) fn push(&mut self, place: Place<'_>, at_head: bool) {
         let Place { owner, stay, arrival, request_id, grace_ms } = place;
         if self.find(owner).is_some() {
@@ -257,10 +259,10 @@ impl FairQueue {
         }
     }
 
-    /// Detaches all places from their connections at `at_us`. A polled place keeps its deadline,
-    /// but at least until `until_us`. Other places expire at `until_us`, or later if an earlier
-    /// detach said so. If a place has its own `GRACE`, that counts from `at_us` instead of
-    /// `until_us`. Ends a reservation.
+    /// Detaches all places from their connections at `at_us`. Every place then expires at
+    /// `until_us`, or later if an earlier detach said so; a polled place keeps its deadline if that
+    /// is later. For a place with its own `GRACE`, the end of that grace, counted from `at_us`,
+    /// replaces `until_us`. Ends a reservation.
     pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
         self.detached_at_us = self.detached_at_us.max(at_us);
         let at_us = self.detached_at_us;
@@ -299,7 +301,7 @@ impl FairQueue {
     }
 
     /// Whether all places are known to have expired. Does not visit each, so it may return `true`
-    /// late, after places with later deadlines have left.
+    /// late if places with later deadlines have left.
     #[must_use]
     pub fn has_expired(&self, now: Now) -> bool {
         self.connected == 0 && self.latest_us <= now.mono_us
@@ -383,7 +385,7 @@ impl FairQueue {
     }
 }
 
-/// Two queues are equal if the same owners have the same stays in the same order.
+/// Two queues are equal if they have the same places in the same order, and the same reservation.
 impl PartialEq for FairQueue {
     fn eq(&self, other: &Self) -> bool {
         self.reserved_until_us == other.reserved_until_us && self.iter().eq(other.iter())

@@ -7,8 +7,8 @@ use ahash::RandomState;
 /// The seeds; see [`seed_hashing`].
 static SEEDS: [AtomicU64; 4] = [AtomicU64::new(1), AtomicU64::new(2), AtomicU64::new(3), AtomicU64::new(4)];
 
-/// Makes the hashing unpredictable. Called once before the first value is created, because values
-/// are created in many places.
+/// Makes the hashing unpredictable. To be called once, before the first value is created. The seeds
+/// are global, because values are created in many places.
 pub fn seed_hashing(seeds: [u64; 4]) {
     for (place, seed) in SEEDS.iter().zip(seeds) {
         place.store(seed, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! A hold: an owner's claim on a lock in one mode.
 //!
-//! There may be a million holds, so the fields are packed: most have a small count, no numbered
-//! request and no session, and take 72 bytes with an owner of up to 38.
+//! There may be a million holds, so the fields are packed. Most holds have a small count and no
+//! numbered request, session or note. They take 72 bytes if the owner's name has up to 38 bytes.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -29,8 +29,8 @@ pub struct Hold {
     token: u64,
     deadline_us: u64,
     extras: Option<Box<Extras>>,
-    /// The lease in milliseconds, at most 365 days: low and high part. The high part has 3 bits,
-    /// and above them the phase.
+    /// The lease in milliseconds, at most 365 days: the low 32 bits, and 3 more in `lease_high`.
+    /// The two highest bits of `lease_high` are the phase.
     lease_low: u32,
     lease_high: u8,
     mode: Mode,
@@ -183,7 +183,7 @@ impl Hold {
         self.extras.as_ref()?.request
     }
 
-    /// The grace after the last connection that the hold is bound to closes.
+    /// How long the hold outlives the last connection that it is bound to, if it has a session.
     #[must_use]
     pub fn session_ms(&self) -> Option<u64> {
         self.extras.as_ref()?.session_ms.get()
@@ -215,7 +215,8 @@ impl Hold {
         self.deadline_us > now.mono_us
     }
 
-    /// Milliseconds since the grant, derived from the token: wrong by steps of the wall clock.
+    /// Milliseconds since the grant, derived from the token. Wrong by as much as the wall clock has
+    /// stepped since.
     #[must_use]
     pub fn held_ms(&self, now: Now) -> u64 {
         now.wall_us.saturating_sub(self.token) / US_PER_MS

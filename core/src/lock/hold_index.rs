@@ -30,7 +30,8 @@ pub(crate) struct HoldIndex {
     live: Cell<Live>,
 }
 
-/// The holds that expire after a moment. The first caller after some expire subtracts them, once.
+/// The holds that expire after `after_us`. [`HoldIndex::live`] advances `after_us`, and subtracts
+/// the holds that have expired since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Live {
     after_us: u64,

@@ -72,7 +72,7 @@ struct Capacity {
     idle: Option<Idle>,
 }
 
-/// The idle time of a semaphore (`IDLE`), after which it is removed if it has no holders and
+/// The idle time of a semaphore (`IDLE`), after which it is removed if it has no holders and no
 /// waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idle {

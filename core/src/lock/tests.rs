@@ -78,7 +78,7 @@ use proptest::prelude::*;
 const MOST_STEPS: usize = if cfg!(miri) { 40 } else { 300 };
 
 proptest! {
-    /// A lock with an index behaves like the plain list of its holds, while it grows and shrinks.
+    /// While it grows and shrinks, a lock with an index behaves like the plain list of its holds.
     #[test]
     fn indexed_lock_behaves_like_a_list_of_holds(
         is_semaphore: bool,
@@ -219,7 +219,7 @@ fn memory_usage_matches_the_allocated_bytes() {
         });
         let places = claimed_and_allocated(Kind::Fair, |lock| (1..=many).for_each(|arrival| queue(lock, arrival)));
         for (told, taken) in [permits, places] {
-            assert!(told.abs_diff(taken) * 10 <= taken, "{many} of them: told {told}, taken {taken}");
+            assert!(told.abs_diff(taken) * 10 <= taken, "{many} of them: claimed {told}, allocated {taken}");
         }
     }
 }

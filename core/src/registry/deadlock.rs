@@ -2,12 +2,12 @@
 //!
 //! The nodes of the graph are owners. An owner that waits under a name has edges to the other
 //! owners that hold the lock there in a conflicting mode, and to those with a waiting request ahead
-//! of it in the queue. Three things make no edges: semaphores; a key that the owner holds itself,
-//! since it is granted ahead of the queue; and a place without a connection. Neither does a dirty
-//! name, because its value came or went by a command of the server.
+//! of it in the queue. Four things make no edges: semaphores; a key that the owner holds itself,
+//! since it is granted ahead of the queue; a place without a connection; and a name whose holders
+//! are unknown, because a command of the server has changed its value.
 //!
 //! Waiting requests create the edges, so one of them closes each cycle. (A server command that
-//! moves values can close one too, but then there is nothing to refuse.) So the search for a
+//! moves values can close one too, but then there is no request to refuse.) So the search for a
 //! request looks only for cycles through an edge of that request: from its owner to the owners that
 //! block it, or to its owner from the owners behind it. The owner's other requests, however many,
 //! were searched when they began to wait.
@@ -192,10 +192,11 @@ struct Walk<'a> {
     nodes: Vec<Node>,
     seen: HashSet<u32, RandomState>,
     todo: Vec<Task>,
-    /// The part of each queue that was visited: up to this position, or backward down to it.
-    /// Excludes visits for the first node, which skips its own requests.
+    /// How far each queue was visited: up to this position, or in a backward walk from the end down
+    /// to it. Excludes visits for the first node, which skips its own requests.
     queues: HashMap<u32, Position, RandomState>,
-    /// Names whose holders (backward: whose queue, for a holder) were visited, by mode.
+    /// Names whose holders were visited, with the mode of the request. In a backward walk: names
+    /// whose queue was visited, with the mode of the holder.
     holds: HashSet<(u32, Mode), RandomState>,
 }
 
@@ -260,8 +261,9 @@ impl<'a> Walk<'a> {
         Step::More
     }
 
-    /// Whether the walk follows an edge to `owner` that is due to its request `ticket`, or to its
-    /// hold. Otherwise a request would be refused for a cycle that it does not close.
+    /// Whether the walk may follow an edge to `owner`. `ticket` is the request that makes the edge,
+    /// `None` for a hold. Without this check a request would be refused for a cycle that it does
+    /// not close.
     fn may_reach(&self, owner: OwnerId, ticket: Option<u64>) -> bool {
         owner != self.graph.me || self.from_request || ticket == Some(self.graph.ticket)
     }
@@ -386,7 +388,7 @@ impl<'a> Walk<'a> {
         is_edge.then_some(Node { owner, previous: node, name, is_held: held.is_some() })
     }
 
-    /// The cycle that an edge to the owner that asks closes, beginning at that owner.
+    /// The cycle that the edge `last` closes, beginning at the owner of the request.
     fn cycle(&self, last: Node) -> Box<[WaitEdge]> {
         let queues = self.graph.registry;
         let name_of = |owner| queues.owners.bytes(owner).into();

@@ -52,7 +52,7 @@ impl Registry {
         }
     }
 
-    /// Marks the copy of the holders as complete.
+    /// Marks the copy of the holders as correct.
     pub(crate) fn set_holders_known(&mut self, name: NameId) {
         if let Some(record) = self.names.get_mut(name) {
             record.knows_holders = true;
@@ -91,8 +91,8 @@ impl Registry {
         Some(owner)
     }
 
-    /// Removes the holds of an owner that has left a queue from the room reserved for waiting
-    /// holders.
+    /// Removes the holds of an owner that no longer waits under a name from the copy, since they
+    /// take up the room for waiting holders.
     pub(super) fn forget_holds_of(&mut self, name: NameId, owner: OwnerId) {
         if self.wait_of(owner, name).is_some() {
             return;
@@ -107,7 +107,7 @@ impl Registry {
         }
     }
 
-    /// Drops the copy of the holders and marks it as unknown.
+    /// Drops the copy of the holders, which are unknown from then on.
     pub(crate) fn forget_holders(&mut self, name: NameId) {
         let Some(record) = self.names.get_mut(name) else {
             return;

@@ -1,10 +1,9 @@
 //! The registry of waiters, by key name and owner, and of the state of these names.
 //!
 //! Waiters belong to key *names*, so they survive the deletion of a key. Each waiter has one
-//! server-wide position for the queues of all its names, so requests for many keys meet in one
-//! order everywhere. It also has a ticket, which identifies it in its answer. A retry
-//! of the same numbered request takes over its place: rank and arrival number stay, the ticket
-//! changes.
+//! server-wide position for the queues of all its names, so two requests have the same order in
+//! every queue that they share. It also has a ticket, which identifies its answer. A retry of a
+//! numbered request takes over the position: rank and arrival number stay, the ticket changes.
 //!
 //! Beside each queue the registry keeps a copy of the holders in the value. So the deadlock search
 //! (`deadlock.rs`) can follow the edges between owners in both directions without opening keys.
@@ -20,8 +19,9 @@
 //! 2. A waiter has an alarm in `timeouts` exactly if its wait has a time limit.
 //! 3. A notified waiter is in `notified`, under the connection that asked.
 //! 4. An owner's `followed` is the number of its waits that are not the last in their queue.
-//! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false.
-//!    Each is among its owner's holdings. A name without waiters has no holders.
+//! 5. The holders of a name are those of the value under its key (some of them, if there are very
+//!    many), unless `knows_holders` is false. Each is among its owner's holdings. A name without
+//!    waiters has no holders.
 //! 6. A name has a record exactly as long as it has a waiter, is dirty, or has pending grants.
 
 mod deadlock;
@@ -310,7 +310,7 @@ mod tests {
         let channel = Some(Channel(core::num::NonZeroU32::MIN));
         for (names, notify) in [(1, None), (MANY, None), (MANY, channel)] {
             let (told, taken) = claimed_and_allocated(names, notify);
-            assert!(told.abs_diff(taken) * 20 <= taken, "{names} names, {notify:?}: told {told}, taken {taken}");
+            assert!(told.abs_diff(taken) * 20 <= taken, "{names} names, {notify:?}: claimed {told}, allocated {taken}");
         }
     }
 }

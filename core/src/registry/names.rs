@@ -19,7 +19,7 @@ use crate::kind::{Kind, Mode, PerKind};
 use crate::time::Now;
 
 /// The most holders beside a queue: adding them all, or forgetting them all, is one step and must
-/// not take long. Holders that wait in the queue themselves get as much room again.
+/// not take long. Up to as many more fit if they wait in the queue themselves.
 pub(crate) const MAX_COPIED: usize = 1024;
 
 /// A holder under a name with waiters: a copy from the value.
@@ -134,8 +134,8 @@ impl Names {
         self.by_key.is_empty()
     }
 
-    /// A number that changes whenever a record is created or removed: look-ups stay valid while it
-    /// stays.
+    /// A number that changes whenever a record is created or removed. Look-ups stay valid while it
+    /// is the same.
     pub(super) fn state(&self) -> u64 {
         self.state
     }

@@ -24,15 +24,17 @@ type Wait = (u64, u64);
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Notified {
     waits: BTreeSet<Wait>,
-    /// The waits of former terms, one set per term, none empty: this server was demoted and
-    /// promoted again. All of them are cut off. Nearly always there are none. Separate sets keep a
-    /// promotion a single step even if there are.
+    /// The waits from before this server was demoted and promoted again, all of them cut off: one
+    /// set for each former term as a master, none empty. Separate sets make a promotion a single
+    /// step.
     former: Vec<BTreeSet<Wait>>,
-    /// Counts the promotions that found waits. Waits that began in another term are cut off.
+    /// The number of the current term as a master. A promotion begins another term, unless
+    /// [`Notified::next`] has found before that all waits of the former one have ended. Waits that
+    /// began in another term are cut off.
     term: u16,
     /// Closed connections with waits that have not ended yet.
     closed: BTreeSet<u64>,
-    /// Deleted channels. One scan of all waits finds the waits of all of them.
+    /// Deleted channels. One scan of all waits finds those on any of them.
     gone: BTreeSet<Channel>,
     /// The last wait that the scan has visited.
     looked_at: Option<Wait>,
@@ -127,7 +129,7 @@ impl Notified {
         None
     }
 
-    /// A channel was deleted: cuts off its waits.
+    /// A channel was deleted: cuts off the waits on it.
     pub(crate) fn channel_gone(&mut self, channel: Channel) {
         if self.looked_at.is_none() {
             self.gone.insert(channel);

@@ -12,8 +12,8 @@ impl NameId {
 /// The rank of a waiter. A smaller rank is served earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    /// A reader that asks for WRITE. All other waiters wait for its READ, so behind them it would
-    /// wait for itself. The rank stays if the READ expires.
+    /// A reader that asks for WRITE. All other waiters wait for its READ hold, so behind them it
+    /// would wait for itself. The rank stays if that hold expires.
     Upgrade,
     /// All other requests.
     Newcomer,
@@ -23,7 +23,7 @@ pub(crate) enum Rank {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     /// The rank in the highest bit, and below it the server-wide arrival number, which never uses
-    /// that bit. A request that takes over the place of another one keeps its number.
+    /// that bit. A request that takes over the position of another one keeps that one's number.
     turn: u64,
     pub(crate) ticket: u64,
 }

@@ -31,7 +31,7 @@ impl Registry {
         self.names.get(name)?.queue.first()
     }
 
-    /// Sets the index of the key that a MACQUIRE waiter lacked at the last check.
+    /// Sets the index of the key that was unavailable at the last check of a MACQUIRE waiter.
     pub(crate) fn set_blocked_by(&mut self, ticket: u64, index: usize) {
         if let Some(waiter) = self.get_mut(ticket) {
             waiter.blocked_by = u32::try_from(index).unwrap_or(0);
@@ -221,7 +221,7 @@ impl Registry {
         self.get(ticket).is_some_and(|waiter| waiter.request().kind == Kind::Fair).then_some(ticket)
     }
 
-    /// A ticket that has timed out.
+    /// The ticket of a waiter that has timed out.
     pub(crate) fn next_timed_out(&self, now: Now) -> Option<u64> {
         let (until_us, alarm) = self.timeouts.peek()?;
         if until_us > now.mono_us {

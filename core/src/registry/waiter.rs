@@ -186,8 +186,8 @@ impl Waiter {
         Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lasts_ms })
     }
 
-    /// The answer when `later`, a request of the same owner, ends it. The same request on the same
-    /// channel continues, and there is nothing to publish.
+    /// The answer when `later`, a request of the same owner, ends it. If `later` is the same
+    /// request with the same channel, the wait continues, and there is nothing to publish.
     pub(crate) fn answer_when_superseded_by(&self, later: &Request) -> Answer {
         let Request { request_id, notify, .. } = self.request();
         let is_continued = notify.is_some() && (request_id, notify) == (later.request_id, later.notify);

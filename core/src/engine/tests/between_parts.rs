@@ -1,4 +1,5 @@
-//! Commands between the parts of work for thousands: their answers stay valid.
+//! Commands that run between the parts of work for thousands of waiters or holds: their answers
+//! stay valid.
 
 use core::slice::from_ref;
 use std::vec::Vec;
@@ -17,8 +18,8 @@ use crate::request::{Ask, Refusal, Renew, Request, Verb};
 /// The connection of a client that acts between two parts.
 const LATER_CLIENT: u64 = 1_000_000;
 
-/// A lock with many holds with sessions without a grace was imported, as with RENAME, and a part of
-/// the holds was reviewed.
+/// A lock whose many holds have `SESSION 0` was imported, as with RENAME, and some of the holds
+/// were reviewed.
 fn half_reviewed() -> (Crowded, Key) {
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(0));
     let value = crowded.world.unlink(&lock).unwrap();
@@ -81,7 +82,7 @@ fn new_session_survives_a_running_review() {
     let owner = last_reviewed(&crowded, &lock);
     let (kind, mode) = (Kind::RwLock, Mode::Read);
     let release = releasing(kind, mode, owner.as_bytes());
-    // In the same turn, which has little budget left for the others.
+    // The same turn, which has little budget left.
     crowded.world.transact(from_ref(&lock), |engine, tx| engine.release(tx, &release)).unwrap();
     crowded.end_turn();
     crowded.settle();
@@ -182,7 +183,7 @@ fn new_place_survives_the_late_close_of_the_old_connection() {
     }
     crowded.run_timer();
     crowded.end_turn();
-    // In the same turn, which has little budget left for the others.
+    // The same turn, which has little budget left.
     for (owner, ask) in [(MANY - 2, FOREVER), (MANY - 1, Ask::Queue { life_ms: 10 * LEASE_MS })] {
         let request = Request { ask, ..fair_wait(owner) };
         let asked =
@@ -194,7 +195,7 @@ fn new_place_survives_the_late_close_of_the_old_connection() {
     crowded.end_turn();
     crowded.settle();
     let stays = |owner| crowded.world.lock(&lock).unwrap().place(name(owner).as_bytes()).unwrap().stay;
-    assert!(matches!(stays(MANY - 3), Stay::Grace { .. }), "nobody waits by it");
+    assert!(matches!(stays(MANY - 3), Stay::Grace { .. }), "no request waits at it");
     assert_eq!(stays(MANY - 2), Stay::Connected);
     assert!(matches!(stays(MANY - 1), Stay::Polled { .. }), "it lasts as long as requested");
 }
@@ -257,8 +258,8 @@ fn new_request_does_not_pass_waiters_without_places_in_an_imported_lock() {
     assert_eq!(live(&crowded, &lock), 1, "the first waiter has it");
 }
 
-/// A cycle, closed by a request whose turn had no search steps left, and which is retried before
-/// the timer searches.
+/// A request closes a cycle in a turn without search steps left, and is retried before the timer
+/// searches.
 #[test]
 fn retried_request_is_still_searched_for_cycles() {
     for second_id in [7, 8] {
@@ -290,8 +291,8 @@ fn retried_request_is_still_searched_for_cycles() {
     }
 }
 
-/// A request whose cycle is found later leaves its place as any refused request does: kept for the
-/// grace.
+/// The timer refuses a request whose cycle it finds later. As after any refusal, the place is kept
+/// for the grace.
 #[test]
 fn place_of_a_deadlocked_request_is_kept_for_the_grace() {
     let mut world = World::new();
@@ -318,8 +319,8 @@ fn place_of_a_deadlocked_request_is_kept_for_the_grace() {
     assert_eq!(stay(&world), Some(Stay::Grace { until_us }));
 }
 
-/// The turn has used its budget when the owner of an expired hold asks again: that hold is still in
-/// the value, and the new one replaces it.
+/// The turn has used its budget when the owner of an expired hold acquires again. The expired hold
+/// is still in the value, and the new one replaces it.
 #[test]
 fn new_hold_replaces_an_expired_hold_of_the_same_owner() {
     let (mut world, lock) = (World::new(), key("lock"));
@@ -333,7 +334,7 @@ fn new_hold_replaces_an_expired_hold_of_the_same_owner() {
     ask(&mut world, 1, b"a");
     ask(&mut world, 2, b"b");
     world.pause(LEASE_MS);
-    // The one change of this turn ends the other hold.
+    // This turn has a budget for one change, which ends the other hold.
     ask(&mut world, 2, b"b");
     world.run_timer();
     let bindings: Vec<_> = world.engine.sessions.bindings().map(|binding| binding.client).collect();
@@ -341,15 +342,15 @@ fn new_hold_replaces_an_expired_hold_of_the_same_owner() {
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2, "both were counted");
 }
 
-/// The turn has used its budget when a reader follows a writer whose leases have expired: the
-/// reader replaces and counts the writer's holds.
+/// The turn has used its budget when a reader acquires after the leases of a writer have expired.
+/// The grant ends the writer's holds, and counts them as expired.
 #[test]
 fn readers_replace_an_expired_writer() {
     let (mut world, lock) = (World::new(), key("lock"));
     world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 });
     for (client, owner, mode) in [(1, b"a", Mode::Read), (1, b"a", Mode::Write), (2, b"b", Mode::Read)] {
         if client == 2 {
-            // The one change of the next turn ends one of the two holds.
+            // The next turn has a budget for one change, which ends one of the two holds.
             world.pause(LEASE_MS);
         }
         world.client = Some(client);
@@ -362,8 +363,8 @@ fn readers_replace_an_expired_writer() {
     assert_eq!(world.engine.stats(Kind::RwLock).expired, 2);
 }
 
-/// A reader that becomes a writer stays when all other holds, which have expired, are cleared in
-/// one step.
+/// All other holds have expired when a reader upgrades. The grant clears them in one step, but not
+/// the reader's own.
 #[test]
 fn clearing_counts_only_the_ended_holds() {
     const OVER: usize = 20;
@@ -444,8 +445,8 @@ fn macquire_is_not_granted_beside_leftovers_of_another_kind() {
     }
 }
 
-/// Others had used up the turn when the owner asked again, so its unconfirmed grant was undone
-/// after that.
+/// Other commands have used up the budget of the turn when the owner asks again, so its unconfirmed
+/// grant is undone only after that.
 #[test]
 fn retry_before_the_undo_of_a_lost_grant_keeps_waiting() {
     let (mut world, lock) = (World::new(), key("lock"));

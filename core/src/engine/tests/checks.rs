@@ -33,8 +33,8 @@ impl World {
             if lock.kind() == Kind::Semaphore {
                 let (used, permits) = used(lock, self.now);
                 let (used_before, permits_before) = self.used.insert(name.clone(), (used, permits)).unwrap_or_default();
-                // Only RESIZE may leave more permits in use than there are: those in use or granted
-                // before it in the same step.
+                // Only RESIZE may leave more permits in use than there are: those that were in use
+                // before it, or were granted in the same step before it.
                 let is_known = permits_before != 0;
                 let most = permits.max(used_before).max(permits_before);
                 assert!(!is_known || used <= most, "more permits are in use than there are");
@@ -105,8 +105,8 @@ impl World {
         is_dirty || !self.engine.backlog.suspects().is_empty()
     }
 
-    /// Checks the state after all due work: each waiter that can hold does, and nothing remains
-    /// that should be removed.
+    /// Checks the state after all due work: no waiter waits that could be granted, and nothing
+    /// remains that should have been removed.
     pub(super) fn check_at_rest(&self) {
         if self.is_repeated {
             return;
@@ -176,7 +176,7 @@ impl World {
             let ahead = Ahead { any: !is_first, upgrade: !is_first, other_kind: false };
             admission::decide(value, ahead, owner, &head.request(), self.now) == Decision::Grant
         });
-        assert!(!can_have, "the head of the queue waits although it could hold: {:?}", head.request());
+        assert!(!can_have, "the head of the queue waits although it could be granted: {:?}", head.request());
     }
 
     /// Checks that a free fair lock is reserved for its absent head, and that its connected places

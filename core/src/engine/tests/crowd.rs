@@ -128,8 +128,7 @@ impl Crowded {
         acquired
     }
 
-    /// Lets `MANY` owners from the first on run the same command, and counts their work from then
-    /// on.
+    /// Lets `MANY` owners run the same command, and then counts the work that follows.
     pub(super) fn crowd(&mut self, key: &Key, owner: impl Fn(usize) -> usize, request: &Request) {
         for index in 0..MANY {
             self.world.client = Some(index as u64 + 1);
@@ -151,7 +150,7 @@ impl Crowded {
         self.settle();
     }
 
-    /// The timer answers the rest of the crowd.
+    /// Runs the timer, and checks that each waiter of the crowd got its answer.
     pub(super) fn all_answered(&mut self) {
         self.settle();
         assert_eq!((self.answers, self.world.engine.waiting()), (MANY, 0));

@@ -19,8 +19,8 @@ fn acquire(world: &mut World, key: &Key, owner: &[u8]) -> Option<usize> {
     }
 }
 
-/// The lock of `a` is granted to `b` when the lease expires, and `b` leaves without receiving the
-/// answer. `c` waits behind.
+/// The lease of `a` expires and the lock is granted to `b`, which disconnects before it receives
+/// the answer. `c` waits behind `b`.
 fn leave_in_the_turn_of_a_grant(world: &mut World, key: &Key) {
     acquire(world, key, b"a");
     let gone = acquire(world, key, b"b").unwrap();

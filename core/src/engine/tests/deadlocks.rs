@@ -1,8 +1,8 @@
 //! Compares each decision to wait or to refuse a deadlock with an independent search, which lists
 //! all edges between all owners and follows them.
 //!
-//! A request closes a cycle if an edge of that request is part of it. No cycle closes in another
-//! way as long as values stay under their keys.
+//! A request closes a cycle if an edge of that request is part of the cycle. As long as values stay
+//! under their keys, every cycle is closed by a request.
 //!
 //! `RLOCK_DEADLOCK_REQUESTS` is the number of random requests.
 
@@ -217,9 +217,9 @@ fn deadlocks_match_an_independent_search() {
     assert!(known > requests / 20, "only {known} of those that waited were compared");
 }
 
-/// Shows that the engine need only search the edges of a request when it begins to wait, and when
-/// its owner loses an earlier request or a hold that would have granted it. Fair locks are left
-/// out: the grant of a place without a connection creates edges without a search.
+/// Shows that two searches suffice for a request: when it begins to wait, and when its owner loses
+/// an earlier request or a hold that would have granted it. Fair locks are left out: the grant of a
+/// place without a connection creates edges without a search.
 #[test]
 fn no_cycle_remains_if_values_stay_under_their_keys() {
     let requests = requests();
@@ -313,7 +313,7 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
     )
 }
 
-/// A step that removes or moves edges.
+/// Removes or moves edges.
 fn disturb(world: &mut World, random: &mut Random, moves: bool) {
     match random.below(12) {
         0..4 => {

@@ -68,7 +68,7 @@ fn repeated_grant_effect_adds_no_hold() {
     assert_eq!(lock.holds().get(0).unwrap().terms(), terms());
 }
 
-/// A promoted replica never reuses a number of its master, whatever its own clock says.
+/// A promoted replica never reuses a number of its master, even if its own clock is behind.
 #[test]
 fn effect_raises_the_next_token_of_a_replica() {
     let owner = b"b".as_slice().into();
@@ -105,7 +105,7 @@ fn replica_observes_each_server_event() {
     }
 }
 
-/// From a file: a master sends no such effect for so few holds.
+/// The effect comes from a file: for few holds a master sends single effects.
 #[test]
 fn cleared_effect_keeps_the_excluded_owner_if_it_is_alone() {
     let (world, token) = reader();

@@ -1,5 +1,5 @@
-//! The memory of thousands of waiters and holds is freed in parts: the server's only thread does
-//! nothing else meanwhile.
+//! The memory of thousands of waiters and holds is freed in parts, so that the server's only thread
+//! does not stall.
 
 use core::slice::from_ref;
 
@@ -156,7 +156,7 @@ fn memory_of_flushed_locks_is_freed_in_parts() {
     assert!(!crowded.world.engine.alarms.has_retired());
 }
 
-/// A master that was replaced is a replica from then on, and may load the data of its new master.
+/// A replaced master becomes a replica, and may load the data of the new master.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn replaced_master_frees_the_memory_of_sessions() {
@@ -178,8 +178,8 @@ fn replaced_master_frees_the_memory_of_sessions() {
     }
 }
 
-/// They timed out while the server took no writes, so their places were not removed. Then another
-/// server was promoted.
+/// Waiters for a fair lock timed out while the server took no writes, so their places were not
+/// removed. Then another server was promoted.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn records_of_gone_owners_are_dropped_in_parts() {

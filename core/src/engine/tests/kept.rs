@@ -1,5 +1,5 @@
-//! Limits on the data kept for very many clients, and on the part of it that one step visits. The
-//! tests count entries and measure no time, so they also hold on a busy machine.
+//! Limits on the data that the engine keeps for very many clients, and on how much of that data one
+//! step visits. The tests count entries and measure no time, so they also hold on a busy machine.
 
 use core::slice::from_ref;
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use crate::kind::{Kind, Mode};
 use crate::registry::MAX_COPIED;
 use crate::request::{Ask, Refusal, Request};
 
-/// The most holders beside the queue of a lock.
+/// The number of holders in the copy beside the queue of a lock.
 fn copied(crowded: &Crowded, lock: &Key) -> usize {
     crowded.world.engine.registry.view(lock.borrow()).unwrap().holders.len()
 }
@@ -41,7 +41,8 @@ fn leave(crowded: &mut Crowded, lock: &Key, owner: usize) {
 fn few_holders_are_copied_from_a_lock_with_very_many() {
     let (mut crowded, lock) = read_and_waited_for();
     assert_eq!(copied(&crowded, &lock), MAX_COPIED);
-    // Once the others have released, the copy is complete again, and the search sees their cycles.
+    // Once most holders have released, the copy is complete again, and the search finds their
+    // cycles.
     for left in (0..MANY).rev() {
         leave(&mut crowded, &lock, MANY - 1 - left);
         if (1..=MAX_COPIED / 2).contains(&left) {
@@ -82,7 +83,7 @@ fn waiting_reader_is_copied_though_the_copy_is_incomplete() {
     for owner in 0..MANY - LEFT {
         leave(&mut crowded, &lock, owner);
     }
-    assert_eq!(copied(&crowded, &lock), 0, "the rest came when there was no room");
+    assert_eq!(copied(&crowded, &lock), 0, "the other holders found no room");
     let write = request(Kind::RwLock, Mode::Write, FOREVER);
     crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
     let refused = crowded.acquire(from_ref(&lock), MANY - 2, &write);
@@ -261,8 +262,8 @@ fn search_visits_a_queue_once_for_all_holders() {
     assert!((2..3_000).contains(&steps), "{steps} steps");
 }
 
-/// The search finds in a few steps whether a request waits behind an owner. If the owner has too
-/// many requests for that, the full search decides.
+/// An owner repeats its waiting request 40 times, and each one takes over the position of the one
+/// before. The search still finds the cycle through the last one.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn cycle_through_many_requests_of_one_owner_is_found() {

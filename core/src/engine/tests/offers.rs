@@ -12,9 +12,9 @@ use crate::request::{Ask, Release, Request, Verb};
 const HOLDS: Ask = Ask::Try;
 const WAITS: Ask = Ask::Wait { until_us: None };
 
-/// `holder` releases `free`, and `both` is offered `free` and `own`, which it already holds with a
-/// session of connections 1 and 2. Then the budget of the turn is used up. Another waiter is ahead
-/// of it in the queue of `own`.
+/// `both` waits for `free` and `own`. It already holds `own`, with a session of connections 1 and
+/// 2, and another waiter is ahead of it in that queue. `holder` releases `free`, so `both` is
+/// offered the keys. Then the budget of the turn is used up.
 struct Offered {
     world: World,
     free: Key,
@@ -46,8 +46,8 @@ impl Offered {
         self.world.lock(key).and_then(|lock| lock.holds().get(0)).map(|hold| hold.owner().as_slice())
     }
 
-    /// Another owner has got one of the keys: the request keeps waiting, and is granted both when
-    /// that owner releases it.
+    /// `first` was granted one of the keys. The request for both keeps waiting, and is granted when
+    /// `first` releases.
     fn waits_for_first(&mut self) {
         assert_eq!((self.holder(&self.own), self.holder(&self.free)), (Some(&b"first"[..]), None));
         assert!(self.world.is_waiting(self.both));

@@ -1,6 +1,6 @@
-//! One owner waits for thousands of different locks. All waits have equal cost, regardless of the
-//! owner's other waits: when it begins, when it is granted, and when it ends otherwise. The tests
-//! count search steps and measure no time, so they hold on a busy machine.
+//! One owner waits for thousands of different locks. The begin and the end of each wait, with or
+//! without a grant, have equal cost, regardless of the owner's other waits. The tests count search
+//! steps and measure no time, so they hold on a busy machine.
 
 use core::num::NonZeroU32;
 use core::slice::from_ref;
@@ -170,8 +170,8 @@ fn waiting(owner: impl Fn(usize) -> usize, ask: Ask) -> Crowded {
     crowded
 }
 
-/// Asserts that `end_waits` ends the waits of one owner in as many turns as the waits of as many
-/// owners, and that no search takes a step meanwhile.
+/// Asserts that the waits of one owner end in as many turns as the same number of waits of
+/// different owners, and that no search takes a step meanwhile.
 #[track_caller]
 fn assert_one_owner_is_as_many(ask: Ask, end_waits: impl Fn(&mut Crowded)) {
     let turns = |owner: fn(usize) -> usize| {

@@ -1,6 +1,6 @@
-//! While the server takes no writes, waits end, but their effects are deferred, mainly the loss of
-//! places on a fair lock. An owner that asks again then is last, however small the budget of a turn
-//! is.
+//! While the server takes no writes, waits end, but their effects are deferred, such as the loss of
+//! a place on a fair lock. An owner that asks again after that is last, however small the budget of
+//! a turn is.
 
 use core::slice::from_ref;
 use std::vec::Vec;
@@ -14,7 +14,7 @@ use crate::outbox::Answer;
 use crate::request::Ask;
 
 const FEW: usize = 12;
-/// A request that waits without a limit, behind all others.
+/// The owner that waits without a limit, behind all others.
 const PATIENT: usize = FEW;
 
 /// The answer to `who`, which asks again after it lost its place, and the owners granted then, in

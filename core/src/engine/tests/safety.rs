@@ -55,7 +55,7 @@ enum Step {
     Force {
         key: u8,
     },
-    /// For the mutexes whose bits are set in the number: key 0 and two more.
+    /// `keys` is a set of bits: key 0 and two more mutexes.
     AcquireMany {
         keys: u8,
         owner: u8,
@@ -90,7 +90,7 @@ enum Step {
     Sent,
     Publish(bool),
     Demote,
-    /// And promoted again before any wait has ended.
+    /// The server is demoted, and promoted again before any wait has ended.
     DemoteBriefly,
     ChannelGone(bool),
     Delete(u8),
@@ -362,7 +362,7 @@ fn run_all(world: &mut World, steps: Vec<Step>) {
         run(world, step);
         world.check();
     }
-    // Everything has a deadline: after all of them only waiters without one may remain.
+    // Everything has a deadline except waiters without a limit, so nothing else remains in the end.
     for _ in 0..50 {
         world.advance(200);
     }
@@ -405,26 +405,26 @@ proptest! {
     }
 }
 
-/// As after the trim of a slot on its former node: the server does not report the values that it
-/// removed.
+/// The server removes a value without an event, as when it trims a slot that has moved to another
+/// node.
 #[test]
 fn alarm_of_an_unreported_removed_value_is_forgotten() {
     let mut world = World::new();
     run(&mut world, Step::AcquireMany { keys: 1, owner: 0, lease_ms: 10, block_ms: None, id: None, client: 0 });
     world.values.clear();
     world.pause(10);
-    let key = world.engine.next_job(world.now, &mut Outbox::new(true)).expect("a lease is over");
+    let key = world.engine.next_job(world.now, &mut Outbox::new(true)).expect("an expired lease");
     world.observe(&key);
     assert_eq!(world.engine.held(), 0);
 }
 
-/// The slot is given away while the lease expires, and trimmed later.
+/// The slot moves to another node while the lease expires, and is trimmed later.
 #[test]
 fn fired_alarm_of_an_unreported_removed_value_is_forgotten() {
     let mut world = World::new();
     run(&mut world, Step::AcquireMany { keys: 1, owner: 0, lease_ms: 10, block_ms: None, id: None, client: 0 });
     world.pause(10);
-    let key = world.engine.next_job(world.now, &mut Outbox::new(true)).expect("a lease is over");
+    let key = world.engine.next_job(world.now, &mut Outbox::new(true)).expect("an expired lease");
     world.engine.postpone(key.borrow(), world.now);
     world.values.clear();
     let mut looks = 0;

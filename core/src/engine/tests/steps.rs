@@ -1,5 +1,5 @@
-//! Limits on one step, while the server's only thread does nothing else: one event affects
-//! thousands of waiters or holds.
+//! Limits on the work of one step when one event affects thousands of waiters or holds, because the
+//! server's only thread does nothing else meanwhile.
 
 use core::num::NonZeroU32;
 use core::slice::from_ref;
@@ -286,7 +286,7 @@ fn macquire_is_offered_its_keys_once() {
     let release = Release { verb: Verb::ReleaseMany, ..one };
     crowded.world.engine.begin_turn();
     crowded.world.transact(&keys, |engine, tx| engine.release(tx, &release)).unwrap();
-    assert_eq!(crowded.world.engine.backlog.offers().len(), 1, "and not once for each key");
+    assert_eq!(crowded.world.engine.backlog.offers().len(), 1, "one offer, and not one for each key");
     crowded.take_offers();
     crowded.settle();
 }
@@ -304,8 +304,8 @@ fn wait_for_many_keys(ask: Ask) -> Crowded {
     crowded
 }
 
-/// The most keys of all requests that end in one turn: as many as its changes, plus those of the
-/// last request.
+/// The most keys of all requests that end in one turn: one for each change in its budget, plus the
+/// keys of the last request.
 const MOST_KEYS: usize = 1_000 + KEYS;
 
 #[test]

@@ -13,7 +13,7 @@ impl World {
         }
     }
 
-    /// Ends a turn and publishes its grants; without a subscriber unless `is_heard`.
+    /// Ends a turn and publishes its grants. `is_heard`: their channels have a subscriber.
     pub(super) fn publish(&mut self, is_heard: bool) {
         for (ticket, _) in core::mem::take(&mut self.unpublished) {
             if is_heard {

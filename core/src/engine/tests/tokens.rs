@@ -1,4 +1,4 @@
-//! Tokens at any clock time: they can be encoded and decoded, here and elsewhere, and increase.
+//! Tokens at any clock time: they increase, and every server can encode and decode them.
 
 use proptest::prelude::*;
 use std::vec::Vec;

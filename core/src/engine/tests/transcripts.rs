@@ -137,7 +137,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "publish" => world.publish(true),
         "publish-to-nobody" => world.publish(false),
         "demote" => world.demote(),
-        // And the earlier waits have not ended yet.
+        // The earlier waits have not ended yet.
         "demoted" => world.engine.demoted(),
         "gone" => world.engine.channel_gone(Channel(words.at(1).parse().unwrap())),
         "leaves" => world.waiter_left(words.at(1).parse().unwrap(), false),
@@ -202,15 +202,16 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "preset" => preset_count(world, &words),
         "flush" => world.flush(),
         "flushdb" => world.flush_db(0),
-        // A key that another node of the cluster serves, or none.
+        // A key that another node of the cluster serves, or no node.
         "postpone" => world.engine.postpone(key(words.at(1)).borrow(), world.now),
-        // The answer that it received was not its grant.
+        // The waiter received another answer than its grant.
         "untold" => {
             let ticket = world.ticket(words.at(1).parse().unwrap()).unwrap();
             world.engine.undo_grants(ticket);
         }
         "swap" => world.swap(),
-        // The server may not grant: `may-not-grant no-replicas`, `may-not-grant 500`, `may-not-grant 500 renews`.
+        // The server may not grant: `may-not-grant no-replicas`, `may-not-grant 500`,
+        // `may-not-grant 500 renews`.
         "may-not-grant" => {
             world.limits.may_grant = match words.at(1) {
                 "no-replicas" => MayGrant::NoReplicas,
@@ -226,7 +227,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         }
         "marks-unclaimed" => world.limits.marks_unclaimed = true,
         "max-lease" => world.limits.max_lease_ms = words.at(1).parse().unwrap(),
-        // From here on a turn makes one change, and leaves the rest to later ones.
+        // From here on each turn makes one change, and leaves the rest to later turns.
         "scarce" => {
             let (search_steps, parts, bindings) = (100, 1, 1);
             world.engine.budget.make_scarce(Scarcity { own: 0, shared: 1, search_steps, parts, bindings });

@@ -24,7 +24,8 @@ fn left_ms(world: &World, key: &Key) -> Option<u64> {
     Some(world.now.left_ms(hold.deadline_us()))
 }
 
-/// More than one step visits when the connection closes (`BINDINGS`); the budget is not reduced.
+/// There are more sessions than one step visits when the connection closes (`BINDINGS`). The budget
+/// is not reduced.
 #[test]
 fn session_renewed_by_a_script_survives_its_closed_connection() {
     let mut world = World::new();

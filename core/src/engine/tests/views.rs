@@ -114,7 +114,7 @@ fn denials_and_refusals_are_counted_but_polls_are_not() {
     assert!(try_it(&mut world, Kind::Fair, &mutex, "b", Ask::Try).is_err());
     assert_eq!(counts(&mut world, Kind::Fair), [("refused", 1)]);
 
-    // A poller has a place, and has waited when it is granted.
+    // A poller has a place, so its grant counts as one after a wait.
     hold(&mut world, Kind::Fair, &fair, "a");
     let poll = Ask::Queue { life_ms: 5000 };
     assert_eq!(try_it(&mut world, Kind::Fair, &fair, "b", poll), Ok(Acquired::Denied));

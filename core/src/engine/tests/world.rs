@@ -44,7 +44,7 @@ pub(super) struct World {
     answered_early: BTreeSet<u64>,
     /// Granted tickets whose answer is to be published.
     pub(super) unpublished: Vec<(u64, Notice)>,
-    /// The permits in use and their total for each semaphore after the last step; forgotten when
+    /// The permits in use, and their total, of each semaphore after the last step. Forgotten when
     /// values move.
     pub(super) used: BTreeMap<(u32, Vec<u8>), (u64, u64)>,
     /// A replica: it receives only effects, and the server's own operations.
@@ -52,7 +52,7 @@ pub(super) struct World {
     pub(super) replica_values: BTreeMap<(u32, Vec<u8>), Value>,
     /// Whether consecutive commands share the budget of a turn.
     pub(super) shares_turns: bool,
-    /// Replays a history that was checked before.
+    /// This world replays a history that was checked before.
     pub(super) is_repeated: bool,
 }
 
@@ -337,7 +337,7 @@ impl World {
         self.jump_to(end_us);
     }
 
-    /// Advances the clock while nothing may be decided.
+    /// Advances the clock while the engine may decide nothing.
     pub(super) fn pause(&mut self, ms: u64) {
         self.jump_to(self.now.mono_us + ms * US_PER_MS);
     }
@@ -419,7 +419,7 @@ impl World {
         }
     }
 
-    /// Values came and went without a command of ours.
+    /// Values were moved or removed without one of our commands.
     pub(super) fn forget_used(&mut self) {
         self.used.clear();
     }

@@ -113,7 +113,7 @@ pub(super) enum Action {
     Drain {
         owner: u8,
     },
-    /// Closes the connection of a waiter, or of one that was granted in this turn.
+    /// Closes the connection of a waiter, or of a waiter that was granted in this turn.
     Leave {
         key: usize,
         owner: u8,

@@ -1,6 +1,6 @@
-//! Two states are equal if no later step can distinguish them. Only the order of tokens, arrival
-//! numbers and connection numbers counts, and only the distance of times from now. Tickets do not
-//! count.
+//! Two states are equal if no later step can distinguish them. Of tokens, arrival numbers and
+//! connection numbers only the order counts, and of times only the distance from now. Tickets do
+//! not count.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher};
@@ -62,7 +62,7 @@ impl<'w> Seen<'w> {
         Self { of, words: Vec::with_capacity(256), numbers: Vec::new(), clients: Vec::new() }
     }
 
-    /// Looks at the server.
+    /// Adds the state of the server.
     pub(super) fn see(&mut self) {
         self.values();
         self.names();

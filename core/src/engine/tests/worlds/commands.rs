@@ -21,11 +21,11 @@ const LEASE_MS: u64 = 15;
 const WAIT_MS: u64 = 25;
 const CLAIM_MS: u64 = 4;
 const SHORT_GRACE_MS: u64 = 6;
-/// How long a lock stays kept: shorter than a lease, and longer than the rest of a lease after a
-/// while.
+/// How long a lock stays kept: shorter than a full lease, and longer than the rest of a lease after
+/// one tick.
 const KEEP_MS: u64 = 11;
-/// The lease of a renewal: longer than the rest of a lease after a while, and shorter than a full
-/// one.
+/// The lease of a renewal: shorter than a full lease, and longer than the rest of one after one
+/// tick.
 const RENEW_MS: u64 = 12;
 /// The duration of a place without a connection.
 const QUEUE_MS: u64 = 30;
@@ -75,8 +75,8 @@ impl SmallWorld {
         }
     }
 
-    /// Whether a request ends one of its owner that waits for something else, and moves to the end
-    /// of the queue of a lock that can close cycles.
+    /// Whether a request ends its owner's request for something else, and so moves to the end of
+    /// the queue of a lock that can close cycles.
     pub(super) fn waits_anew(&self, key: usize, owner: u8, asked: Asked) -> bool {
         let is_searched = matches!(self.spec, Spec::Plain(_)) && asked.wait_ms().is_some();
         let is_other = |waiting: &Ticket| (waiting.asked.mode, waiting.asked.count) != (asked.mode, asked.count);
@@ -158,8 +158,8 @@ impl SmallWorld {
         }
     }
 
-    /// An owner remembers its last completed request, but does not know which one that was while
-    /// another one is under way.
+    /// An owner remembers its last completed request. While another one is under way, it does not
+    /// know which of them was the last.
     fn remember(&mut self, whose: Whose, id: Option<u64>, verb: Verb) {
         let is_numbered =
             |ticket: &&Ticket| ticket.asked.id.is_some() && (ticket.key, ticket.owner, ticket.asked.mode) == whose;

@@ -18,7 +18,7 @@ use crate::request::Verb;
 use crate::time::US_PER_MS;
 
 impl SmallWorld {
-    /// Compares both sides when no work is due.
+    /// Compares the engine with the oracles when no work is due.
     pub(super) fn compare(&mut self) {
         for (_, output) in std::mem::take(&mut self.world.outputs) {
             let Output::Answer { ticket, answer, .. } = output else { continue };
@@ -29,7 +29,7 @@ impl SmallWorld {
                 Answer::Superseded => Told::Superseded,
                 Answer::Cancelled => Told::Cancelled,
                 Answer::Refused(refusal) => refused(&refusal),
-                // Sent to no client, or to one that has gone.
+                // Sent to no client, or to a client that has disconnected.
                 Answer::Continued | Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => continue,
             };
             self.answers.push((known.key, known.owner, told));

@@ -5,8 +5,8 @@ use super::small_world::{SmallWorld, Spec, channel, name};
 use crate::outbox::{Notice, Outbox};
 
 impl SmallWorld {
-    /// Ends the turn and publishes its answers. A grant whose answer has no receiver is undone in
-    /// the end.
+    /// Ends the turn and publishes its answers. A grant whose answer has no receiver is undone
+    /// later.
     pub(super) fn publish(&mut self, is_heard: bool) -> bool {
         if self.world.unpublished.is_empty() {
             return false;
@@ -28,7 +28,8 @@ impl SmallWorld {
     }
 
     /// Closes the connection of an owner, whatever it waits for. Not possible if a wait has timed
-    /// out without an answer, because either may come first.
+    /// out and was not answered yet, because the time-out and the close could be processed in
+    /// either order.
     pub(super) fn disconnect(&mut self, owner: u8) -> bool {
         if self.is_overdue(owner) {
             return false;
@@ -99,8 +100,8 @@ impl SmallWorld {
         true
     }
 
-    /// Undoes an owner's wait or unconfirmed grant, because its connection has closed. Returns
-    /// whether there was any.
+    /// The connection of an owner has closed: ends its wait, or undoes its unconfirmed grant.
+    /// Returns whether there was either.
     pub(super) fn hang_up(&mut self, key: usize, owner: u8) -> bool {
         let unheard = self.world.engine.pending.unsent();
         let of_owner = self.tickets.iter().filter(|ticket| (ticket.key, ticket.owner) == (key, owner));

@@ -4,8 +4,8 @@
 //! The search goes level by level (`search.rs`). It reaches a state by replaying its path from the
 //! beginning, so the engine needs no copies. It does not continue from a state that it has seen
 //! (see `canonical.rs`). Each state satisfies the invariants of [`super::world::World`] and agrees
-//! with a simple oracle (`oracle/`). The oracle's state is not part of a state, so the two are
-//! compared after each step, even if it leads to a known state.
+//! with a simple oracle (`oracle/`). The oracle is not part of a state, so engine and oracle are
+//! compared after each step, even if the step leads to a known state.
 //!
 //! Long random walks follow the search (`walks.rs`).
 //!

@@ -1,6 +1,6 @@
 //! The owners' memory of their own numbered requests (REQ), so that a world without an oracle knows
-//! the required answer to a retry. It consists of their answers, and never asks the core. The token
-//! and the count of a visible hold are public.
+//! the required answer to a retry. The memory consists of their answers; the token and the count of
+//! a hold are visible to all.
 
 use std::vec::Vec;
 
@@ -18,7 +18,8 @@ pub(super) type Whose = (usize, u8, Mode);
 pub(super) struct Remembered {
     /// The last numbered request of each hold that its owner knows of.
     last: Vec<Last>,
-    /// Holds with copies: a request to one of them is unknown to the others.
+    /// Tokens of holds that exist in several copies of a lock. A request to one copy is unknown to
+    /// the others.
     copied: Vec<u64>,
 }
 
@@ -34,7 +35,8 @@ pub(super) struct Known {
     whose: Whose,
     token: u64,
     count: u32,
-    /// A repeat of the last one; otherwise an earlier one, or another one with the same number.
+    /// The request repeats the last one. Otherwise it is an earlier request, or another one with
+    /// the same number.
     is_repeat: bool,
 }
 
@@ -60,8 +62,8 @@ impl Remembered {
         self.last.retain(|last| last.whose != whose);
     }
 
-    /// Before a request: its required result, if its owner holds the lock, has numbered a request
-    /// of that hold, and this is not a new one.
+    /// Before a request: its required result. `None` if the request is new, its owner does not hold
+    /// the lock, or no request of the hold was numbered.
     pub(super) fn expect(&self, world: &World, whose: Whose, id: Option<u64>, verb: Verb) -> Option<Known> {
         let (id, hold) = id.zip(hold(world, whose))?;
         // The next command on the key undoes unconfirmed grants.

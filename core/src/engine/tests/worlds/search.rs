@@ -19,7 +19,7 @@ pub(super) struct Setup {
     pub(super) is_mixed: bool,
     pub(super) permits: u32,
     pub(super) keys: usize,
-    /// One turn does one thing, so that much work stops in the middle.
+    /// Each turn makes one change, so that much work stops in the middle.
     pub(super) is_in_parts: bool,
     pub(super) actions: fn() -> Vec<Action>,
 }
@@ -34,7 +34,7 @@ pub(super) const PLAIN: Setup = Setup {
     actions: Vec::new,
 };
 
-/// The number of worlds, which share the states.
+/// The number of worlds, failovers included, which share the states.
 const WORLDS: usize = 42;
 
 /// The deepest possible search.
@@ -91,7 +91,7 @@ pub(super) fn search(name: &str, setup: &'static Setup) {
     walk(name, setup, &actions, u32::try_from(wanted / STATES_PER_WALK).unwrap_or(u32::MAX));
 }
 
-/// A state costs a path from the beginning; a walk costs as much as some dozens of them.
+/// How many states cost as much as a walk. Each state costs one path from the beginning.
 const STATES_PER_WALK: usize = 50;
 
 /// How many paths the search extends at once.
@@ -124,7 +124,8 @@ fn after(setup: &'static Setup, actions: &[Action], path: Path) -> Vec<(u64, Pat
             world.act(*action).then(|| {
                 world.world.check();
                 let hash = canonical::hash(&world.world, &world.connections);
-                // Both sides may differ in a state with a known hash: then it shows here.
+                // The engine and the oracle may differ in a state with a known hash. The comparison
+                // after this step shows that.
                 world.act(Action::Timer);
                 world.world.check();
                 hash

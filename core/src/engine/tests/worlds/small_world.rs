@@ -20,7 +20,7 @@ use crate::lock::{Hold, Lock};
 use crate::request::{Cancel, Channel, Release, Verb};
 use crate::time::US_PER_MS;
 
-/// How long it takes until something may be due.
+/// The time until something may be due.
 const TICK_MS: u64 = 10;
 
 const MAX_OWNERS: usize = 3;
@@ -49,15 +49,15 @@ pub(super) struct SmallWorld {
     pub(super) tickets: Vec<Ticket>,
     /// The answers to waiters since the world last had no work.
     pub(super) answers: Vec<(usize, u8, Told)>,
-    /// Unconfirmed and unused grants: key, owner and token.
+    /// Grants whose answer was lost, and which no owner has used: key, owner and token.
     pub(super) lost: Vec<(usize, u8, u64)>,
     pub(super) kept: Kept,
     pub(super) remembered: Remembered,
     /// The current connection of each owner. A new one gets a higher number than all others, as on
     /// a server.
     pub(super) connections: [u64; MAX_OWNERS],
-    /// Tokens that their owners know. An owner that loses a later answer with one of them keeps its
-    /// earlier knowledge.
+    /// Tokens that their owners know. An owner that loses a later answer with the same token still
+    /// knows it.
     pub(super) told: Vec<u64>,
 }
 
@@ -108,8 +108,8 @@ impl SmallWorld {
         match action {
             Action::Acquire { key, owner, mode, count, ask, id } => {
                 let asked = Asked { mode, count, ask, id };
-                // The engine searches for cycles at once, and the timer again. Either may come
-                // before or after an event of another lock.
+                // The engine searches for cycles at once, and the timer again. An event of another
+                // lock may come between the two.
                 let is_searched_twice = self.setup.keys > 1 && self.waits_anew(key, owner, asked);
                 if is_searched_twice {
                     self.run_timer(0);

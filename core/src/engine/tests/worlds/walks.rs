@@ -1,5 +1,5 @@
 //! Long walks: the search tries everything up to a dozen steps, and a walk takes up to 200 random
-//! steps beside the same oracles. It finds failures that need many steps, and then minimizes them.
+//! steps beside the same oracles. Walks find failures that need many steps, and then minimize them.
 
 use std::vec::Vec;
 

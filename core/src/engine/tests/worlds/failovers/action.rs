@@ -30,18 +30,19 @@ pub(super) enum Ask {
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Time passes. Servers do nothing meanwhile: all of them are as if stopped.
+    /// Time passes, and no server does anything.
     Pass(u64),
     /// A master reads the acknowledgements in its sockets, makes its regular tick, writes a ping
     /// and runs its timer.
     Tick(usize),
-    /// A tick as in the step above. Between its two readings it writes a ping, its replicas receive
-    /// all, the second server is promoted and followed, and one tick of time passes.
+    /// Like `Tick`, but between the two readings the master writes a ping, its replicas receive all
+    /// of the stream, the second server is promoted and followed, and one tick of time passes.
     SlowTick(usize),
-    /// A replica receives all of its master's stream, and acknowledges it. The master reads that
-    /// when it ticks next.
+    /// A replica receives all of its master's stream, and acknowledges it. The master reads the
+    /// acknowledgement at its next tick.
     Receive(usize),
-    /// A master ticks, its replicas receive all, and it ticks again: now they follow it.
+    /// A master ticks, its replicas receive all of the stream, and it ticks again: now they follow
+    /// it.
     Follow(usize),
     /// A replica becomes a master. It lacks the effects that it has not received.
     Promote(usize),

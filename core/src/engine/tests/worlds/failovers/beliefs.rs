@@ -1,12 +1,12 @@
-//! What owners believe, as docs/guarantees.md defines it. This is the oracle: it knows the
-//! requests of owners and their answers, and nothing of the servers.
+//! The oracle: which holds each owner believes to have, as docs/guarantees.md defines it. It knows
+//! the requests of owners and their answers, and nothing of the servers.
 //!
 //! A belief begins with the answer to an ACQUIRE that did not wait, or, after a wait, with the
 //! answer to a RENEW with the token of the grant. It ends one lease after the owner sent the last
 //! answered ACQUIRE or RENEW, by its own clock, or when the owner sends RELEASE. With SESSION and a
 //! lost connection, it ends after the smaller of lease and grace. A RENEW whose answer arrives
-//! after the end does not extend the belief. If an owner acquires a hold again, only the first
-//! ACQUIRE counts.
+//! after the end does not extend the belief. If an owner acquires again while it believes, only the
+//! first ACQUIRE counts.
 
 use std::vec::Vec;
 

@@ -56,7 +56,7 @@ impl World<'_> {
     }
 
     /// The quarantine and the right to grant, as far as they may still matter. Of offsets only the
-    /// order counts, and of notes only those that may still bring a longer right.
+    /// order counts, and of noted offsets only those that may still extend the right.
     pub(super) fn see_rights(&self, seen: &mut Seen<'_>, server: &Server) {
         let (rules, now_us) = (self.setup.rules(), self.now * TICK_US);
         let quarantine = &server.quarantine;

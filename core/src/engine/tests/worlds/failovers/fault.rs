@@ -1,4 +1,4 @@
-//! Wrong rules. Each gives the core another input than the rule would.
+//! Wrong rules. Each gives the core a different input than the right rule would.
 
 /// A wrong rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,15 +3,16 @@
 //!
 //! Each server is a real [`crate::Engine`] beside a real [`crate::Quarantine`] (`server.rs`). The
 //! effects of a master reach its replicas late, and a promoted replica lacks those that it has not
-//! received. A former master keeps its clients, and notices nothing until it runs. No request is
-//! late: an immediate answer gives the longest belief. The oracle is `beliefs.rs`.
+//! received. A former master keeps its clients, and notices nothing until it runs. Each request is
+//! answered at once, because that gives the longest belief. The oracle is `beliefs.rs`.
 //!
 //! Time is discrete. The search is exhaustive: level by level, without continuing from a state that
 //! it has seen (`search.rs`). `FailOver`, `Follow` and `SlowTick` stand for several steps that
 //! usually come together, so that the search gets deeper.
 //!
 //! The search also runs with each rule made wrong (`fault.rs`), on the steps that matter to the
-//! rule. Then it finds two owners that believe. The same search with the right rules finds none.
+//! rule. It must then find two owners that believe at once. The same search with the right rules
+//! must find none.
 
 mod action;
 mod beliefs;
@@ -33,11 +34,11 @@ use super::search::wanted_states;
 use crate::kind::{Kind, Mode};
 use crate::quarantine::{GrantRules, QuarantineAfter};
 
-/// The longest lease, and that of every request.
+/// The lease of every request, which is also the longest one allowed.
 const LEASE: u64 = 3;
 
-/// How long a master may grant after its replicas have followed it. Shorter than a lease: otherwise
-/// no hold would be left to renew when RENEW works again.
+/// How long a master may grant after its replicas have followed it. It is shorter than a lease,
+/// since otherwise no hold would be left to renew when RENEW is accepted again.
 const LAG: u64 = 2;
 
 /// `SESSION`.
@@ -366,7 +367,7 @@ fn a_wrong_right_to_grant_leaves_two_owners() {
     let begins_with = [Action::Promote(P)].to_vec();
     let setup = Setup { servers: 4, min_replicas: 2, are_owners_alike: false, begins_with, ..Setup::new(&of_four) };
     finds(Fault::OneTooFew, 8, &setup);
-    // For owners that believe when a wait ends: others are refused when they renew first.
+    // For owners that believe as soon as a wait ends. Owners that renew first are refused.
     let waited = [PASS, Action::Tick(A), Action::Follow(P), ask(Y, A, WAIT), ask(X, P, TRY)];
     let begins_with = [ask(X, A, TRY), Action::FailOver(P)].to_vec();
     finds(Fault::TimerGrants, 8, &Setup { believes_after_wait: true, begins_with, ..Setup::new(&waited) });

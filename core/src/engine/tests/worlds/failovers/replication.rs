@@ -26,7 +26,7 @@ impl World<'_> {
         replication
     }
 
-    /// Writes something else than an effect to the stream.
+    /// Writes to the stream, but no effect.
     pub(super) fn ping(&mut self, master: usize) {
         self.server(master).offset += 1;
     }

@@ -20,7 +20,7 @@ impl World<'_> {
     }
 
     pub(super) fn ask(&mut self, owner: u8, number: usize, key: usize, ask: Ask) -> bool {
-        // Owners are alike, so the first one begins.
+        // Owners are interchangeable, so only the first one sends the first request.
         if owner > 0 && self.setup.are_owners_alike && !self.has_begun {
             return false;
         }

@@ -124,7 +124,7 @@ impl Search {
 }
 
 impl Drop for Search {
-    /// A step that panics says how it was reached.
+    /// If a step panics, prints the path that led to it.
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.path.iter().for_each(|action| std::eprintln!("  {action:?}"));

@@ -68,7 +68,8 @@ pub(super) struct Server {
     pub(super) quarantine: Quarantine,
     /// The master of a replica.
     pub(super) follows: Option<usize>,
-    /// Promotions are numbered; the number of the last master that it knows, or its own.
+    /// Promotions are numbered. This is the number of the newest master that the server knows, or
+    /// its own.
     pub(super) term: u64,
     /// The offset up to which it has written or received.
     pub(super) offset: u64,

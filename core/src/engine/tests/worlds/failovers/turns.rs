@@ -19,12 +19,12 @@ use crate::right_to_grant::{Readings, Replication};
 /// How long a fair lock keeps a place.
 const GRACE: u64 = 2;
 
-/// For what the core asks whether it may grant.
+/// The purpose for which the core asks whether it may grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Timer,
     Renewal,
-    /// Of an owner that holds in the same mode, or in another one.
+    /// `holds` in the same mode, `holds_other` in another one.
     Attempt {
         ask: Ask,
         holds: bool,

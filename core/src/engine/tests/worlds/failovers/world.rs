@@ -35,7 +35,7 @@ pub(super) struct Shown {
     pub(super) under_both: bool,
     /// A quarantine ended after a promotion.
     pub(super) ended: bool,
-    /// The new master has granted after it.
+    /// The new master has granted after its quarantine.
     pub(super) granted_after: bool,
 }
 
@@ -72,7 +72,7 @@ impl<'s> World<'s> {
             world.follow(replica, 0);
         }
         for number in 0..setup.servers {
-            // All have run for long.
+            // All servers have run for long.
             let rules = GrantRules { quarantine_after: QuarantineAfter::Empty, ..setup.rules() };
             let quarantine = &mut world.server(number).quarantine;
             *quarantine = Quarantine::new();
@@ -155,19 +155,19 @@ impl<'s> World<'s> {
         self.servers[replica].follows == Some(master)
     }
 
-    /// The replicas of the first master are alike, so the second server is the first to be
-    /// promoted.
+    /// The replicas of the first master are interchangeable, so the first promotion is always that
+    /// of the second server.
     pub(super) fn may_promote(&self, server: usize) -> bool {
         self.servers[server].follows.is_some() && (server == 1 || self.newest_term() > 0)
     }
 
-    /// No server follows a master again that it knows to be replaced.
+    /// A server never attaches to a master that it knows to be replaced.
     pub(super) fn may_attach(&self, server: usize, master: usize) -> bool {
         server != master && self.is_master(master) && self.servers[master].term > self.servers[server].term
     }
 }
 
-/// A failover within a quarantine changes nothing of it.
+/// The wrong rule that a failover within a quarantine does not begin it anew.
 pub(super) fn stays(quarantine: &mut Quarantine, before: &Quarantine, rules: &GrantRules, now_us: u64) {
     if before.left_ms(rules, now_us) > 0 {
         (quarantine.since_us, quarantine.reason) = (before.since_us, before.reason);

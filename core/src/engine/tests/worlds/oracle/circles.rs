@@ -1,16 +1,16 @@
 //! Cycles: a request that would make its owner wait for itself, over several locks, is refused. Two
 //! locks know nothing of each other, so this module follows the edges over all of them.
 //!
-//! It decides when an owner begins to wait; a waiter was checked before. But a timed-out wait
-//! blocks no owner, and its retry does. The same applies to a wait with a higher number, if the end
-//! of the lower one lets others in. Such waits are checked when the timer runs, in the order of
-//! their requests. [`super::several`] checks an owner that begins to wait.
+//! [`super::several`] checks an owner when it begins to wait. Two kinds of waits are checked again
+//! when the timer runs, in the order of their requests: the retry of a timed-out wait, which
+//! blocked no owner before; and a wait with a higher number, if the end of the earlier one lets
+//! other owners in.
 
 use std::vec::Vec;
 
 use super::{Oracle, Told};
 
-/// For [`super::line::InLine::suspect`]: it entered in this step.
+/// For [`super::line::InLine::suspect`]: the waiter entered in this step and has no number yet.
 pub(super) const NOT_NUMBERED: u64 = u64::MAX;
 
 impl Oracle {

@@ -5,7 +5,7 @@
 use super::Oracle;
 
 impl Oracle {
-    /// Before the use of a hold.
+    /// Processes recorded events before a hold is used.
     pub(super) fn act_on_what_was_told(&mut self, now_ms: u64) {
         if self.is_told {
             self.settle(now_ms);

@@ -1,8 +1,8 @@
 //! A fair lock: one owner holds it with a count, and the others have places in a queue.
 //!
-//! A place with a connection is granted when it is first and the lock is free. A place without one
-//! has to ask again: the free lock is reserved for it for a while, and then it loses its place. So
-//! a place can expire, and a lost connection leaves a grace to return.
+//! A place with a connection is granted when it is first and the lock is free. The owner of a place
+//! without one has to ask again: the free lock is reserved for it for a while, and then it loses
+//! its place. So a place can expire. An owner that lost its connection has a grace to return.
 
 use std::vec::Vec;
 
@@ -86,8 +86,8 @@ impl FairOracle {
         if let Some((of, count, until_ms)) = &mut self.holder
             && *of == owner
         {
-            // Its holder is granted again, ahead of waiters; but not for a repeat of an earlier
-            // request.
+            // The holder acquires again, ahead of waiters. A repeat of an earlier request is not
+            // granted again.
             match is_repeat(self.mark, wish.id, Verb::Acquire) {
                 Err(stale) => return stale,
                 Ok(true) => {}

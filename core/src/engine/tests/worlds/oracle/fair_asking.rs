@@ -1,5 +1,5 @@
-//! A request for an unavailable fair lock: it takes a place, or changes the stay of its owner's.
-//! One owner has one place.
+//! A request for an unavailable fair lock takes a place, or changes the stay of its owner's place.
+//! An owner has one place.
 
 use super::Told;
 use super::fair::FairOracle;
@@ -34,7 +34,7 @@ impl FairOracle {
         id.zip(last).is_some_and(|(id, last)| id < last)
     }
 
-    /// The lock is available only by waiting.
+    /// The lock cannot be granted now.
     pub(super) fn stand_in_line(&mut self, owner: u8, wish: FairWish, now_ms: u64) -> Told {
         let FairWish { lease_ms, claim_ms, grace_ms, stay, id } = wish;
         let (is_connected, stay_ms) = match stay {

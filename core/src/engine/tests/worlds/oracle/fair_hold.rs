@@ -64,7 +64,7 @@ impl FairOracle {
         }
     }
 
-    /// With a token other than that of the hold (not `is_meant`), as if there were no hold.
+    /// The owner's hold. With another token (not `is_meant`) as if there were none.
     fn find_hold(&mut self, owner: u8, is_meant: bool, now_ms: u64) -> Option<&mut (u8, u32, u64)> {
         self.settle_if_told(now_ms);
         let is_its_own = self.holder.is_some_and(|(of, _, until_ms)| of == owner && until_ms > now_ms);

@@ -23,7 +23,7 @@ pub(super) struct Left {
     is_told: bool,
     /// A server command removed the value: the waiters have no places in a value.
     pub(super) is_gone: bool,
-    /// An owner granted after a wait that has neither received nor used the grant, even if the hold
+    /// Owners granted after a wait that have neither received nor used the grant, even if the hold
     /// has expired by now.
     untold: Vec<u8>,
 }

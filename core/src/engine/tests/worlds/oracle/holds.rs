@@ -27,7 +27,7 @@ pub(crate) struct Back {
     pub(crate) mode: Mode,
     pub(crate) count: u32,
     pub(crate) id: Option<u64>,
-    /// With a token other than that of the hold, as if there were no hold.
+    /// `false` with a token other than that of the hold, as if there were no hold.
     pub(crate) is_meant: bool,
     /// KEEP.
     pub(crate) keep_ms: Option<u64>,
@@ -68,7 +68,7 @@ impl Oracle {
         Grant { owner, wish: *wish, count, has_bound, before }
     }
 
-    /// The same for a request that did not wait, whose reply confirms it.
+    /// Like `give`, for a request that did not wait: its reply confirms it.
     pub(super) fn give_at_once(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) {
         self.give(owner, &Wish { claim_ms: None, ..*wish }, verdict, now_ms);
         self.hear(owner, wish.mode);
@@ -133,8 +133,8 @@ impl Oracle {
         }
     }
 
-    /// After a hold ended: without waiters an expired hold stays until the timer removes it, and the
-    /// idle time of a semaphore begins then.
+    /// Serves the queue after a hold ended. Without waiters an expired hold stays until the timer
+    /// removes it, and the idle time of a semaphore begins then.
     fn hand_over(&mut self, now_ms: u64) {
         if !self.line.is_empty() {
             self.settle(now_ms);

@@ -24,7 +24,7 @@ impl Oracle {
         }
     }
 
-    /// Whether it can ever be granted, whichever holds end.
+    /// Whether a request can ever be granted, whichever holds end.
     pub(super) fn is_possible(&self, wish: &Wish) -> bool {
         match self.kind {
             Kind::Mutex | Kind::ReadWrite => true,
@@ -41,7 +41,7 @@ impl Oracle {
         }
     }
 
-    /// Whether a waiter is ahead of all waiters for which this is false.
+    /// Whether a waiter is ahead of all waiters that do not upgrade.
     pub(super) fn upgrades(&self, owner: u8, wish: &Wish) -> bool {
         self.kind == Kind::ReadWrite && read_write::upgrades(&self.holds, owner, wish.mode)
     }

@@ -19,10 +19,11 @@ pub(crate) struct InLine {
     pub(crate) until_ms: u64,
     /// A reader that waits for WRITE.
     pub(super) upgrades: bool,
-    /// It was searched for cycles before it entered: it took over the place of its owner's earlier
-    /// request, or ended that one.
+    /// It was checked for cycles before it entered, because it took over the position of its
+    /// owner's earlier request, or ended that request.
     pub(super) was_asked: bool,
-    /// It is checked again when the timer runs, see [`super::circles`], in this order.
+    /// Set if the timer checks it again, see [`super::circles`]: its number in the order of these
+    /// checks.
     pub(super) suspect: Option<u64>,
 }
 
@@ -98,7 +99,7 @@ impl Oracle {
         Told::Waits
     }
 
-    /// The position for an owner.
+    /// The position at which a request enters the queue.
     fn end_of_line(&self, owner: u8, wish: &Wish) -> usize {
         if self.upgrades(owner, wish) { read_write::place_of_upgrade(&self.line) } else { self.line.len() }
     }
@@ -121,7 +122,7 @@ impl Oracle {
         }
     }
 
-    /// A waiter leaves without an answer here.
+    /// A waiter leaves without an answer.
     pub(crate) fn leave_line(&mut self, owner: u8) {
         self.line.retain(|one| one.owner != owner);
     }

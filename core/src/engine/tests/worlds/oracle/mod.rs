@@ -1,4 +1,4 @@
-//! Simple oracles of the locks: one stands beside each lock of the core, and both must agree.
+//! Simple oracles of the locks: each lock of the core has one, and both must agree.
 //!
 //! [`mutex`], [`read_write`], [`semaphore`] and [`fair`] describe one kind each: what it admits,
 //! which requests it grants ahead of the queue, and which owners its waiters wait for. The first
@@ -63,7 +63,7 @@ pub(crate) enum Told {
     Superseded,
     Cancelled,
     Deadlock,
-    /// An earlier request, or another one with a used number.
+    /// The request has an earlier number, or one that another request has used.
     Stale,
     Refused,
     /// It has timed out, and waits for a removed semaphore: either answer is correct.
@@ -94,8 +94,8 @@ pub(crate) struct Oracle {
     pub(crate) line: Vec<InLine>,
     /// Unconfirmed grants after a wait.
     unheard: Vec<Grant>,
-    /// Of these, owners whose hold ended before it was confirmed, and which hold again: when they
-    /// leave, the lock gets an event.
+    /// Owners whose hold ended before its grant was confirmed, and that hold again. When they
+    /// disconnect, the lock gets an event.
     over: Vec<u8>,
     /// Grants to undo, whose answers will not arrive.
     undone: Vec<Grant>,

@@ -4,12 +4,12 @@ use std::vec::Vec;
 
 use super::holds::Held;
 
-/// It is free, or held by the owner itself.
+/// Whether the lock is free, or held by the owner itself.
 pub(super) fn has_room(holds: &[Held], owner: u8) -> bool {
     holds.iter().all(|held| held.owner == owner)
 }
 
-/// Its holder is granted again, ahead of waiters.
+/// The holder acquires again, ahead of waiters.
 pub(super) fn passes(holds: &[Held], owner: u8) -> bool {
     holds.iter().any(|held| held.owner == owner)
 }

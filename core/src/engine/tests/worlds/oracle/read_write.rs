@@ -21,7 +21,7 @@ pub(super) fn passes(holds: &[Held], owner: u8, mode: Mode) -> bool {
     has(holds, owner, mode) || (mode == Mode::Read && has(holds, owner, Mode::Write))
 }
 
-/// An upgrading reader is ahead of all other waiters, since they would wait for its READ.
+/// An upgrading reader is ahead of all other waiters, since they wait for its READ hold.
 pub(super) fn upgrades(holds: &[Held], owner: u8, mode: Mode) -> bool {
     mode == Mode::Write && has(holds, owner, Mode::Read)
 }
@@ -31,7 +31,7 @@ pub(super) fn place_of_upgrade(line: &[InLine]) -> usize {
     line.iter().filter(|one| one.upgrades).count()
 }
 
-/// A waiter waits for all conflicting holders, and for all waiters ahead: a reader also for a
+/// A waiter waits for all conflicting holders, and for all waiters ahead: a reader even for another
 /// reader.
 pub(super) fn waits_for(mode: Mode, holds: &[&Held], ahead: &[u8]) -> Vec<u8> {
     let in_the_way = holds.iter().filter(|held| is_in_the_way(mode, held.mode));

@@ -1,7 +1,7 @@
-//! Retries. With a number (REQ), a repeat of a hold's last request gets the same answer without
-//! another effect, and an earlier one is refused; with ONCE an owner that holds the lock gets
-//! nothing further. An owner waits with at most one request: a later one that waits, or has the
-//! same number, ends it, and takes over its place if it asks for the same.
+//! Retries. With a number (REQ), a repeat of a hold's last request gets the same answer and has no
+//! other effect, and an earlier request is refused. With ONCE an owner that already holds the lock
+//! gets nothing further. An owner waits with at most one request. A later request that waits, or
+//! has the same number, ends it, and takes over its place if it asks for the same.
 
 use super::circles::NOT_NUMBERED;
 use super::line::InLine;
@@ -29,7 +29,7 @@ pub(super) enum Verdict {
 /// the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
-    /// None: that one continues.
+    /// None: the waiting request continues.
     Unrelated,
     /// It has a lower number, or the same number but asks for something else.
     Stale,

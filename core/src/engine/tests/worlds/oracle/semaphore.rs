@@ -3,13 +3,14 @@
 //! A holder that asks for more waits like any other owner. A waiter waits for no particular owner,
 //! since any holder may release permits: so there are no cycles.
 //!
-//! RESIZE changes the number of permits. No owner loses permits by that; but if more are in use
-//! than there are then, none is granted until enough were released, and waiters that ask for more
-//! than there are get refused.
+//! RESIZE changes the number of permits. No owner loses permits by that. But if more are in use
+//! than there are now, none is granted until enough were released. Waiters that ask for more
+//! permits than there are get an error.
 //!
-//! With an idle time, the timer removes it after that time without holders and waiters.
+//! With an idle time, the timer removes the semaphore after that time without holders and waiters.
 //!
-//! INIT must create it, and a server command may remove it: then requests and waiters are refused.
+//! INIT must create the semaphore, and a server command may remove it. While it is missing,
+//! requests and waiters are refused.
 
 use super::holds::Held;
 use super::line::InLine;
@@ -25,7 +26,7 @@ pub(crate) struct Idle {
     until_ms: u64,
 }
 
-/// The permits left.
+/// Whether enough permits are left.
 pub(super) fn has_room(holds: &[Held], permits: u32, count: u32) -> bool {
     holds.iter().map(|held| held.count).sum::<u32>() + count <= permits
 }
@@ -112,7 +113,7 @@ impl Oracle {
         Told::Free(count.into())
     }
 
-    /// The value was removed: a lock of another kind is free then, and a semaphore is missing.
+    /// The value was removed: the lock is free, or the semaphore is missing.
     pub(super) fn unmake(&mut self) {
         if let Kind::Semaphore(permits) = &mut self.kind {
             *permits = None;

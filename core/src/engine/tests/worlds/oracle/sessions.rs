@@ -15,13 +15,13 @@ pub(super) struct Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Connection {
     Open,
-    /// It has closed, and that is not processed yet.
+    /// It has closed, and the event is not processed yet.
     Closed,
     Gone,
 }
 
 impl Held {
-    /// Its owner uses the hold over its connection, and may set another time. A hold without a
+    /// The owner uses the hold over its connection, and may set another time. A hold without a
     /// session gets one only this way.
     pub(super) fn bind(&mut self, ms: Option<u64>) {
         let ms = ms.or(self.session.map(|session| session.ms));
@@ -36,7 +36,7 @@ impl Held {
         self.session.map(|session| session.ms)
     }
 
-    /// It gets another time, or no session. Its bindings stay.
+    /// Sets another time, or removes the session. The bindings stay.
     pub(super) fn set_session_ms(&mut self, ms: Option<u64>) {
         let connection = self.session.map_or(Connection::Gone, |session| session.connection);
         self.session = ms.map(|ms| Session { ms, connection });
@@ -48,7 +48,7 @@ impl Held {
         }
     }
 
-    /// It has only its session time left.
+    /// Shortens the hold to its session time.
     pub(super) fn end_session(&mut self, now_ms: u64) {
         if let Some(ms) = self.session_ms() {
             self.until_ms = self.until_ms.min(now_ms + ms);
@@ -78,7 +78,7 @@ impl Oracle {
         self.holds.iter_mut().for_each(|held| _ = held.lose_connection());
     }
 
-    /// Holds bound to closed connections have only this time left.
+    /// Shortens the holds that are bound only to closed connections to their session time.
     pub(super) fn end_sessions(&mut self, now_ms: u64) {
         for held in &mut self.holds {
             if held.session.is_some_and(|session| session.connection == Connection::Closed) {

@@ -7,7 +7,7 @@ use super::fair_asking::FairWish;
 use super::wish::Wish;
 use super::{Oracle, Told};
 
-/// The most waiters on all locks together.
+/// ACQUIRE of one of several locks, which may have `most_waiting` waiters together.
 pub(crate) fn acquire(
     oracles: &mut [Oracle],
     key: usize,
@@ -20,8 +20,8 @@ pub(crate) fn acquire(
     let before = oracles[key].clone();
     let waits_anew = oracles[key].waits_anew(owner, &wish);
     if waits_anew {
-        // Before its wait with a lower number has ended, which may let others in: as if it had
-        // waited for this from the beginning.
+        // Checks for cycles before the earlier wait ends, which may let other owners in: as if the
+        // owner had waited with this request from the beginning.
         oracles[key].leave_line(owner);
         oracles[key].stand(owner, wish, true, now_ms);
         let is_refused = closes_a_cycle(oracles, key, owner, now_ms);
@@ -50,8 +50,8 @@ fn closes_a_cycle(oracles: &[Oracle], key: usize, owner: u8, now_ms: u64) -> boo
     oracles[key].makes_cycles() && waits_for_itself(owner, |one| over_all(oracles, one, now_ms))
 }
 
-/// Whether a new waiter was already checked for cycles. If anything has changed, the timer checks
-/// it again, with a number behind all others.
+/// Whether a new waiter was already checked for cycles. If it has to be checked again, gives it a
+/// number behind all others, for the timer.
 fn is_asked_later(oracles: &mut [Oracle], key: usize, owner: u8) -> bool {
     let numbers = oracles.iter().flat_map(|oracle| &oracle.line).filter_map(|one| one.suspect);
     let next = numbers.filter(|number| *number != NOT_NUMBERED).max().map_or(0, |last| last + 1);

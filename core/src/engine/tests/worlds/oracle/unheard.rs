@@ -28,8 +28,7 @@ impl Grant {
 }
 
 impl Held {
-    /// The hold without its last grant, whose options are removed. It lasts as long as with the
-    /// grant, unless that was due to a connection.
+    /// Removes the options that a grant set. The deadline changes only with a session.
     fn take_back(&mut self, Grant { wish, has_bound, before, .. }: &Grant, now_ms: u64) {
         if *has_bound {
             self.unbind();
