@@ -5,8 +5,8 @@
 //! flushes the append-only file and writes replies. They go out in the order of the decisions. Each
 //! turn sends a bounded number of them, so other clients do not wait long.
 //!
-//! A grant is published only if a client of this server listens to its channel. Otherwise, or if
-//! the connection that sent the request has closed, the engine undoes the grant.
+//! A grant is published only if a client of this server listens to its channel, and the connection
+//! that sent the request is open. Otherwise the engine undoes the grant.
 //!
 //! Millions of requests may end at the same time. So the state here is in lists and trees: no
 //! insertion copies all entries, and nothing large is dropped in one step.
@@ -197,7 +197,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
     if is_outdated {
         if is_grant {
-            // The request that was sent again has been granted everything, or waits for it again.
+            // The request that was sent again has its own grant, or waits for one.
             undo(ticket, Engine::undo_grants);
         }
         return let_go(notice.channel);
