@@ -86,7 +86,7 @@ fn name_server(url: &str, error: Error) -> Failure {
     Failure { message: format!("{}: {}", without_password(url), failure.message), ..failure }
 }
 
-/// Awaits `work`, and gives up when a signal arrives. Used until the command runs.
+/// Awaits `work`, and gives up when a signal arrives. For the time before the command runs.
 async fn unless_signalled<T>(
     signals: &mut Signals,
     work: impl Future<Output = Result<T, Failure>>,
@@ -115,7 +115,7 @@ async fn make_semaphore(client: &Client, url: &str, key: &[u8], wanted: u32) -> 
             );
             Err(Failure::new(REFUSED, text))
         }
-        // A lock of another kind is refused by the acquisition.
+        // The acquisition refuses a lock of another kind.
         _ => Ok(()),
     }
 }
