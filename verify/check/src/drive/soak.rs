@@ -33,7 +33,7 @@ const MOST_SLOWDOWN: f64 = 1.5;
 /// comparison.
 const FEWEST_TO_COMPARE: usize = 40;
 
-/// With more rounds than this, the slope of the memory means something.
+/// The slope of the memory is meaningful only with more rounds than this.
 const FEWEST: usize = 10;
 
 /// How many pairs of ACQUIRE and RELEASE are timed after each round.
@@ -94,7 +94,7 @@ pub fn soak(
         let keys = campaign.make_keys(&mut Connection::insist(master.address())?)?;
         let (seen, _) = campaign.record(&mut master, &mut replica, &clocks, &keys, &mut soaked.violations)?;
         operations += seen.len();
-        // Earlier connections were cut like all others.
+        // The round may have cut the control connection before it.
         let mut control = Connection::insist(master.address())?;
         soaked.violations.extend(rules::check(&mut History {
             keys: keys.to_vec(),
@@ -162,8 +162,8 @@ pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 
 
 /// The duration of a pair at the end relative to the start, each counted in PINGs of its round, so
 /// that the machine's own speed does not count. Compares the median of the last tenth of the
-/// samples with that of the first tenth. Of two samples the faster one counts, because disturbances
-/// only slow down. The first sample is ignored.
+/// samples with that of the first tenth. Of each two samples it takes the faster one, because
+/// disturbances only slow a round down. The first sample is ignored.
 #[must_use]
 pub fn slowdown(samples: &[Sample]) -> Option<f64> {
     let samples = samples.get(1..).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! First come, first served: while a request waits that ends with nil, no later request is served.
+//! First come, first served: while a request that will end with nil waits, no later request is
+//! served.
 //!
 //! Tokens are given in the order of the grants. Requests are granted at once or from the head of
 //! their key's queue, so on one key the order of the requests is the order of the tokens. The
