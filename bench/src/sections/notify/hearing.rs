@@ -115,7 +115,7 @@ impl Script for Telling {
     }
 }
 
-/// Requests that end without a client's doing, all with one outcome.
+/// Requests that the server ends on its own, all with one outcome.
 pub struct Ending<'e> {
     ended: &'e mut Ended,
     outcome: Outcome,
