@@ -34,8 +34,8 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         }
         ServerEvent::Flushed(db) => state::tell(|engine| engine.flushed(db)),
         ServerEvent::Swapped(first, second) => state::tell(|engine| engine.swapped(first, second)),
-        // To the engine the end of a load is a promotion too. `RLOCK.APPLY` created the locks of an
-        // append-only file, and reported none of them to the engine.
+        // The end of a load counts as a promotion too: `RLOCK.APPLY`, which recreates the locks of
+        // an append-only file, does not report them to the engine.
         ServerEvent::Promoted | ServerEvent::LoadEnded => {
             server::refresh(ctx);
             propagation::resume();

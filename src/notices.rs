@@ -49,7 +49,7 @@ struct Asked {
 
 /// A request that a client sent again. Messages of its earlier waits are dropped.
 struct Again {
-    /// Earlier messages than this number are dropped.
+    /// Messages with a lower number are dropped.
     from: u64,
     /// The ticket under which the request waits now; its messages are sent.
     ticket: Option<u64>,
@@ -138,8 +138,8 @@ pub(crate) fn post(told: Told, notice: Notice) {
     turn::expect_more();
 }
 
-/// A request got its answer, or waits under `ticket`. Drops the messages of its earlier waits, if a
-/// client sent it before: the client could take them for the answer to this one.
+/// A request got its answer, or waits under `ticket`. If a client sent the request before, this
+/// drops the messages of its earlier waits: the client could take them for the new answer.
 pub(crate) fn sent_again(channel: Channel, id: u64, ticket: Option<u64>) {
     with(|notices| {
         let from = notices.posted.saturating_add(1);

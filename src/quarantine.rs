@@ -113,7 +113,7 @@ pub(crate) fn remaining_ms() -> u64 {
     with(|quarantine, rules| quarantine.left_ms(rules, clock::mono_us())).unwrap_or(0)
 }
 
-/// The reason of the quarantine, for errors and the log.
+/// The event that began the quarantine, for errors and the log.
 pub(crate) fn reason() -> &'static str {
     with(|quarantine, _| text(quarantine.reason())).unwrap_or_default()
 }

@@ -47,9 +47,9 @@ pub(crate) fn is_cluster() -> bool {
 /// Refreshes the copy of the server's settings. Called when the module loads, and when a setting
 /// changes.
 ///
-/// If the command CONFIG is renamed, the module assumes the safe values: if the server needs any
-/// replicas, it needs one; reads are allowed while the cluster is down; and the module tries a
-/// write after a failed snapshot.
+/// If the command CONFIG is renamed, the module assumes the safe values: the server needs one
+/// replica if it needs any, and allows reads while the cluster is down. After a failed snapshot the
+/// module tries a write.
 pub(crate) fn refresh_settings(ctx: Ctx<'_>) {
     let needed = ctx.setting(c"min-replicas-to-write").map_or(1, |number| number.parse().unwrap_or(0));
     let needed = if ctx.good_replicas().is_some() { needed } else { 0 };

@@ -59,7 +59,7 @@ impl Slot {
     }
 }
 
-/// The visit of a slot that is going on.
+/// The current visit of a slot.
 #[derive(Clone, Copy)]
 struct Visit {
     slot: u16,

@@ -63,13 +63,12 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     Some(lock)
 }
 
-/// How far in the future a lease may end in a payload that RESTORE brings: the longest lease and a
-/// day. A payload made by hand must not hold a lock forever. The day allows for a clock of the
-/// saving server that is ahead of this one; the module then shortens the lease.
+/// How far in the future a lease may end in a payload of RESTORE: the longest lease plus a day. A
+/// payload made by hand must not hold a lock forever. The day allows for a saving server whose
+/// clock is ahead; the module shortens such a lease.
 const DEADLINE_LIMIT_MS: u64 = MAX_LEASE_MS + 24 * 60 * 60 * 1000;
 
-/// The highest token in a payload that RESTORE brings. A payload made by hand must not use up the
-/// tokens.
+/// The highest token in a payload of RESTORE. A payload made by hand must not use up the tokens.
 ///
 /// In a cluster the limit is far higher, because a refused lock may be lost: Redis 8.4 and newer
 /// continue the migration of a slot after an error of the target node. There a token may be ahead

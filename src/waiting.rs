@@ -129,7 +129,7 @@ pub(crate) fn is_answered(ticket: u64) -> bool {
     WAITING.with(|table| !table.contains_key(&ticket)).unwrap_or(false)
 }
 
-/// Reports to the engine that a waiter has left. `gave_up`: it got nil.
+/// Reports to the engine that a waiter has left. `gave_up` means that it got nil.
 fn left(ticket: u64, gave_up: bool) {
     state::tell(|engine| engine.waiter_left(ticket, gave_up));
     timer::arm_soon();

@@ -263,9 +263,9 @@ impl<'c> Ctx<'c> {
     /// Whether this node of a cluster serves the keys now. All keys are in one slot. The function
     /// calls EXISTS with the keys.
     ///
-    /// Every server version refuses that call if the slot belongs to another node, or if it is
-    /// migrating and a key is missing; and while the cluster is down, unless
-    /// `cluster-allow-reads-when-down` is set. Pass all keys in one call: after ASKING, the server
+    /// Every server version refuses that call if the slot belongs to another node, if the slot is
+    /// migrating and a key is missing, or if the cluster is down and
+    /// `cluster-allow-reads-when-down` is off. Pass all keys at once: after ASKING, the server
     /// accepts a missing key alone, but not among several.
     ///
     /// The `!` propagates the call if it changed something. It may expire a key, and other modules
