@@ -16,9 +16,9 @@ const END: &str = "end-of-the-answer";
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Replaces the parts of a reply that vary between runs: fencing tokens, by their order, which must
-/// be equal; values of the fields `…-ms` and `client`; and, in the output of the command-line tool,
-/// durations and the padding of columns.
+/// Replaces the parts of a reply that vary between runs: fencing tokens, by numbers in the order of
+/// their first appearance; values of the fields `…-ms` and `client`; and, in the output of the
+/// command-line tool, durations and the padding of columns.
 struct Shape {
     tokens: Vec<u64>,
     is_of_tool: bool,
