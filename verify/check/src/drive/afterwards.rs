@@ -20,8 +20,8 @@ const UNHEARD: Duration = Duration::from_millis(2_500);
 /// Log lines that a healthy server never writes.
 const FAULTS_IN_LOG: [&str; 4] = ["rlock: internal error", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
 
-/// Logged by a replica that differs from its master, or by a server whose append-only file differs
-/// from its past.
+/// Logged by a replica whose value does not fit an effect of its master, or by a server that finds
+/// such an effect in its append-only file.
 const DIFFERS: &str = "could not be applied";
 
 /// Whether a server has ended or is about to: writing its crash report may take a while.

@@ -82,7 +82,7 @@ const CLIENTS_PER_SET: u64 = 6;
 /// A request for many keys takes at most three mutexes.
 const LEAST_SETS: u64 = 3;
 
-/// The number of client processes. One of them is stopped at a time, while the others get on.
+/// The number of client processes. One of them is stopped at a time, while the others continue.
 const PROCESSES: u64 = 3;
 
 /// All keys and channels of a campaign end with this tag, so in a cluster they share one slot.

@@ -58,7 +58,7 @@ pub fn wait_until_it_is_up(node: &Server) -> Result<()> {
 pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
     let id = text(Connection::open(master.address())?.ask("CLUSTER MYID")?)?;
     let mut there = Connection::open(replica.address())?;
-    // It may not know yet that the other node is a master.
+    // The second node may not know yet that the first is a master.
     until("the replica did not connect to its master", || {
         // A second request would start over.
         if !info(&mut there)?.contains("role:slave") {

@@ -33,8 +33,8 @@ pub enum Faults {
     Memory,
     /// The disk of the append-only file is full.
     FullDisk,
-    /// The server closes clients that do not read because of their output buffers, with requests in
-    /// the same buffers.
+    /// Clients request locks and do not read, until their output buffers overflow and the server
+    /// closes them.
     OutputBuffers,
     /// The server is demoted to a replica while clients work, and promoted again.
     Demotion,
@@ -178,8 +178,8 @@ impl Faults {
     }
 
     /// How far the clock of a replica is behind its master's when it takes over. If it takes over
-    /// without the master's agreement, the clocks are equal: it may lack some tokens, and gives
-    /// higher ones only if its clock is behind by less than the takeover takes.
+    /// without the master's agreement, the clocks are equal: the replica may lack some tokens, and
+    /// gives higher ones only if its clock is behind by less than the takeover takes.
     pub(super) fn replica_is_behind_us(self) -> u64 {
         if self == Self::ClusterFailover { BEHIND_US } else { 0 }
     }

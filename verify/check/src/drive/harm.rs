@@ -401,14 +401,14 @@ impl Harm<'_> {
         Ok(is_long)
     }
 
-    /// Lets the replica of a cluster take over. Returns when it had become the master.
+    /// Lets the replica of a cluster take over. Returns the time at which it had become the master.
     fn take_over(&mut self, how: &str) -> Result<u64> {
         let taken_over_us = cluster::take_over(self.master, self.replica, how)?;
         self.change_places();
         Ok(taken_over_us)
     }
 
-    /// Treats the other server as the master from now on. It redirects the clients.
+    /// Treats the other server as the master from now on. The cluster redirects the clients.
     fn change_places(&mut self) {
         std::mem::swap(self.master, self.replica);
         std::mem::swap(&mut self.clock, &mut self.clock_of_replica);

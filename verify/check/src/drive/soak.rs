@@ -1,6 +1,6 @@
-//! A long load of all kinds with disconnects, in rounds on one server. After each round, when all
-//! clients have left, nothing may be left over; the recorded history is checked; and the server's
-//! memory and latency are measured.
+//! A long load on locks of all kinds, with disconnects, in rounds on one server. After each round
+//! all clients leave. Then the checker makes sure that nothing is left over, checks the recorded
+//! history, and measures the server's memory and latency.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -122,7 +122,7 @@ pub fn is_long_enough(samples: &[Sample]) -> bool {
     samples.len() > FEWEST
 }
 
-/// The kinds of memory that have grown by more than rounds differ.
+/// The kinds of memory that have grown by more than the difference between rounds.
 fn growth(samples: &[Sample]) -> Vec<Violation> {
     let (true, Some(first), Some(last)) = (is_long_enough(samples), samples.get(1), samples.last()) else {
         return Vec::new();
@@ -149,7 +149,7 @@ fn has_slowed_down(samples: &[Sample]) -> Option<Violation> {
 }
 
 /// The growth per hour: the slope of the line through all samples but the first, in which the
-/// server allocates what it will use.
+/// server allocates memory that it keeps.
 #[must_use]
 pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
     let samples = samples.get(1..).unwrap_or_default();

@@ -342,7 +342,8 @@ impl Worker {
         match self.ask(party, &words, wish.call()) {
             Outcome::Granted(token) => Some(token),
             Outcome::Refused if self.survives => {
-                // The server refuses requests for a while: an immediate retry would teach nothing.
+                // The server refuses requests for a while: an immediate retry would show nothing
+                // new.
                 thread::sleep(Duration::from_millis(2));
                 None
             }

@@ -29,8 +29,8 @@ pub(super) fn check_queue(key: &Key, grants: &[Grant], violations: &mut Vec<Viol
     }
 }
 
-/// On one key, no later request was granted anything while an earlier one waited that ended with
-/// nil.
+/// On one key, no later request was granted anything while an earlier one, which ended with nil,
+/// waited.
 pub(super) fn check_denied(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
     let in_line = timeline.grants.iter().filter(|grant| !grant.passes_queue);
     let mut given: Vec<(u64, u64)> = in_line.map(|grant| (grant.order, grant.answered_us)).collect();
@@ -54,7 +54,7 @@ pub(super) fn check_denied(key: &Key, timeline: &Timeline, violations: &mut Vec<
     }
 }
 
-/// On a semaphore, no owner was given more permits while an earlier request waited that was surely
+/// On a semaphore, no owner was given more permits while an earlier request waited and was surely
 /// not granted yet, because too many permits were in use. Sweeps over the additions in the order of
 /// time: an owner makes one call at a time, so few wait or hold at any moment.
 pub(super) fn check_added(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {

@@ -1,7 +1,7 @@
 //! Tokens rise: none is given twice, and each is higher than all tokens that were known at the
 //! earliest moment at which it can have been given.
 //!
-//! A request that waited was granted after the hold before it ended, possibly long after it was
+//! A request that waited was granted when the previous hold had ended, possibly long after it was
 //! sent.
 
 use crate::history::{Key, Kind, Mode, Rule, Violation};
