@@ -191,7 +191,7 @@ impl<'e> Draining<'e> {
         }
     }
 
-    /// Starts with more locks while fewer than [`AT_ONCE`] are under way.
+    /// Begins to hand over more locks while fewer than [`AT_ONCE`] are under way.
     fn begin_some(&mut self, outbox: &mut Outbox) {
         while self.begun < self.ended.shape.names && self.begun - self.served + self.releases - self.released < AT_ONCE
         {
