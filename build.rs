@@ -1,4 +1,4 @@
-//! Sets `RLOCK_COMMIT`, the commit of the build. The module logs it at its load.
+//! Sets `RLOCK_COMMIT`, the commit of the build. The module logs it when it loads.
 
 use std::path::Path;
 use std::process::Command;

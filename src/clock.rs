@@ -1,18 +1,18 @@
 //! The only place that reads a clock.
 //!
-//! Deadlines use `CLOCK_BOOTTIME`, the *steady clock*. It never steps, and it keeps counting while
-//! the machine is suspended: on other machines leases expire during that time.
+//! Deadlines use `CLOCK_BOOTTIME`, the *steady clock*. It never steps. It also counts while the
+//! machine is suspended, because clients on other machines count that time too.
 //!
 //! Tokens, and times that leave the process, need the wall clock. The module stores the distance
 //! between the two clocks. The first command of a turn of the server's event loop measures it, and
-//! the later ones read only the steady clock. So a step of the wall clock takes effect in the next
-//! turn.
+//! the later ones read only the steady clock. A step of the wall clock therefore takes effect in
+//! the next turn.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rlock_core::Now;
 
-/// Microseconds from the steady clock to the wall clock.
+/// How far the wall clock is ahead of the steady clock, in microseconds.
 static WALL_AHEAD_US: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the module has measured the distance in this turn.

@@ -149,8 +149,8 @@ pub(crate) fn limits(may_grant: MayGrant) -> Limits {
     }
 }
 
-/// Describes the contradiction in settings that let two owners hold a lock after a restart or
-/// failover.
+/// Describes a contradiction between settings that would let two owners hold a lock after a restart
+/// or failover. `None` if they agree, or if quarantines begin only for an empty data set.
 pub(crate) fn contradiction(ping_period_s: Option<u64>) -> Option<String> {
     const MARGIN_MS: u64 = 1000;
     let lag_ms = match quarantine_after() {

@@ -1,5 +1,5 @@
-//! Server events and keyspace events. These handlers decide nothing: the engine records what
-//! happened.
+//! Server events and keyspace events. These handlers decide nothing: they report to the engine,
+//! which records the event.
 
 use rlock_core::{Alarm, Engine, KeyRef, Keyspace, Lock, Value};
 
@@ -34,8 +34,8 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
         }
         ServerEvent::Flushed(db) => state::tell(|engine| engine.flushed(db)),
         ServerEvent::Swapped(first, second) => state::tell(|engine| engine.swapped(first, second)),
-        // Locks from the append-only file were created by `RLOCK.APPLY`, which reports no arrival
-        // to the engine.
+        // The end of a load counts as a promotion too: `RLOCK.APPLY`, which recreates the locks of
+        // an append-only file, does not report them to the engine.
         ServerEvent::Promoted | ServerEvent::LoadEnded => {
             server::refresh(ctx);
             propagation::resume();

@@ -8,7 +8,7 @@ use crate::ffi::{Ctx, log_warning};
 
 static LOCKS_MAY_BE_EVICTED: AtomicBool = AtomicBool::new(false);
 
-/// Checks the server's settings. Called at the load of the module, and when a setting changes.
+/// Checks the server's settings. Called when the module loads, and when a setting changes.
 pub(crate) fn refresh(ctx: Ctx<'_>) {
     let may_be_evicted = ctx.evicts_any_key();
     if may_be_evicted && !LOCKS_MAY_BE_EVICTED.load(Ordering::Relaxed) {

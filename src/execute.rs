@@ -2,8 +2,8 @@
 //! put into the outbox.
 //!
 //! The second part runs after the engine has returned: propagate the effects, store new values and
-//! delete removed ones, close the keys, send keyspace events, reply, wake waiters. A listener of a
-//! keyspace event may call rlock's commands, and finds no change half done. The server also
+//! delete removed ones, close the keys, send keyspace events, reply, wake waiters. So a listener of
+//! a keyspace event may call rlock's commands, and sees no change half done. The server also
 //! notifies other modules while `Keys::finish` creates or deletes a key; during that step rlock's
 //! commands fail.
 
@@ -29,7 +29,7 @@ use crate::waiting;
 /// The key of a request for one key.
 pub(crate) const KEY: KeyId = KeyId(0);
 
-/// What runs the engine.
+/// The caller of the engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trigger {
     Command,
@@ -110,8 +110,8 @@ fn may_also_open(db: u32, names: &[Arg<'_>], key: KeyRef<'_>) -> bool {
     key.db == db && (!server::is_cluster() || names.first().is_some_and(is_in_slot))
 }
 
-/// Takes the next offer: grants a waiter for several keys that can have all of them. The keys whose
-/// change led to the offer are closed.
+/// Takes the next offer: grants a waiter for several keys that can have all of them. Call this
+/// after the keys whose change led to the offer are closed.
 fn take_next_offer(ctx: Ctx<'_>, trigger: Trigger, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> bool {
     let next = state::with_engine(|engine| engine.next_offer(can_be_opened)).flatten();
     if let Some((offer, keys)) = &next {
@@ -209,14 +209,14 @@ fn signal_modified(ctx: Ctx<'_>, names: &[Arg<'_>], effects: &[Effect]) {
     }
 }
 
-/// Propagates the effects. Keyspace events come later: so what a listener does follows all of this
-/// in the replication stream, as it does on this server.
+/// Propagates the effects. Do this before the keyspace events: the commands of a listener then
+/// follow the effects in the replication stream, as they do on this server.
 #[inline]
 fn propagate(ctx: Ctx<'_>, names: &[Arg<'_>], now: Now, out: &Outbox) {
     for (number, Effect { key, .. }) in out.effects().iter().enumerate() {
         match (out.event(number), names.get(key.0)) {
             (Some(event), Some(name)) => propagate_event(ctx, *name, now, event),
-            // Nothing listens. The server counts the command as a change, for its save points.
+            // Nothing listens. The call only makes the server count a change, for its save points.
             _ => ctx.replicate_verbatim(),
         }
     }
@@ -278,7 +278,7 @@ pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'
         state::tell(|engine| engine.value_arrived(key.borrow()));
         timer::arm_soon();
     } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
-        // A large value that ended in one step is cleaned up in parts.
+        // The engine cleans up in parts after a large value that one effect has ended.
         timer::arm_soon();
     }
     applied

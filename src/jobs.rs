@@ -43,7 +43,7 @@ pub(crate) fn on_tick(ctx: Ctx<'_>) {
 pub(crate) fn on_timer(ctx: Ctx<'_>) {
     timer::fired();
     if HAS_RUN.swap(true, Ordering::Relaxed) {
-        // By then the server has read the clock again.
+        // In the next turn the server has read the clock again.
         ffi::in_next_turn(timer::arm_soon);
         return;
     }

@@ -5,8 +5,8 @@
 //! flushes the append-only file and writes replies. They go out in the order of the decisions. Each
 //! turn sends a bounded number of them, so other clients do not wait long.
 //!
-//! A grant is published only if a client of this server listens to its channel. Otherwise, or if
-//! the connection that sent the request has closed, the engine undoes the grant.
+//! A grant is published only if a client of this server listens to its channel, and the connection
+//! that sent the request is open. Otherwise the engine undoes the grant.
 //!
 //! Millions of requests may end at the same time. So the state here is in lists and trees: no
 //! insertion copies all entries, and nothing large is dropped in one step.
@@ -49,7 +49,7 @@ struct Asked {
 
 /// A request that a client sent again. Messages of its earlier waits are dropped.
 struct Again {
-    /// Earlier messages than this number are dropped.
+    /// Messages with a lower number are dropped.
     from: u64,
     /// The ticket under which the request waits now; its messages are sent.
     ticket: Option<u64>,
@@ -138,8 +138,8 @@ pub(crate) fn post(told: Told, notice: Notice) {
     turn::expect_more();
 }
 
-/// A request got its answer, or waits under `ticket`. Drops the messages of its earlier waits, if a
-/// client sent it before: the client could take them for the answer to this one.
+/// A request got its answer, or waits under `ticket`. If a client sent the request before, this
+/// drops the messages of its earlier waits: the client could take them for the new answer.
 pub(crate) fn sent_again(channel: Channel, id: u64, ticket: Option<u64>) {
     with(|notices| {
         let from = notices.posted.saturating_add(1);
@@ -197,7 +197,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
     if is_outdated {
         if is_grant {
-            // The request that was sent again has been granted everything, or waits for it again.
+            // The request that was sent again has its own grant, or waits for one.
             undo(ticket, Engine::undo_grants);
         }
         return let_go(notice.channel);

@@ -4,22 +4,22 @@
 //! node to which a slot migrates. Writing effects for no listener would be a large part of the cost
 //! of an uncontended acquire and release.
 //!
-//! Invariant: **everything that can be replayed on top of a snapshot of this server is effects.**
-//! Outside a cluster every listener begins with a snapshot. The server reports each snapshot before
-//! it runs another command: a fork inside the call that forks, a save in the foreground before its
+//! Invariant: **only effects can be replayed on top of a snapshot of this server.** Outside a
+//! cluster every listener begins with a snapshot, and the server reports each snapshot before it
+//! runs another command: a fork inside the call that forks, a save in the foreground before its
 //! first byte. So:
 //!
-//! * The module propagates effects from its load on, and again from each snapshot, promotion, end
-//!   of a load and change of a setting on.
+//! * The module propagates effects when it loads, and resumes at each snapshot, promotion, end of a
+//!   load and change of a setting.
 //! * It stops only in the server's tick, on a master outside a cluster without append-only file,
 //!   replica, backlog and child. Without a backlog no replica can continue from an earlier
 //!   snapshot: the next backlog begins with a new replication id.
 //!
-//! While it has stopped, a command propagates itself once for each effect, and the server drops it.
-//! So the change still counts for save points. With `repl-diskless-sync-delay` the backlog exists
-//! shortly before the snapshot of the first replica. It then still advances with each change, so no
-//! offset stands for two states. The replica starts from the snapshot and never reads these
-//! commands.
+//! While it has stopped, a command propagates itself once for each effect. The server drops the
+//! copies, but counts them as changes for its save points. With `repl-diskless-sync-delay` the
+//! server creates the backlog shortly before the snapshot of the first replica, and appends these
+//! copies to it. So the offset advances with each change, and no offset stands for two states. The
+//! replica starts from the snapshot and never reads the copies.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -48,8 +48,8 @@ pub(crate) fn on_fork() {
     resume();
 }
 
-/// A setting changed: the append-only file may have been switched on. The servers of today fork
-/// then, so `on_fork` is enough for them; this covers a server that would not fork.
+/// A setting changed: the append-only file may have been switched on. All supported servers fork
+/// then, so `on_fork` is enough for them; this covers a server that does not fork.
 pub(crate) fn on_configured() {
     resume();
 }

@@ -1,13 +1,15 @@
-//! Tells the rules of the quarantine what the server knows: the clock, the configuration, the replicas; and writes the log. The rules are in
-//! `core/src/quarantine.rs` and `core/src/right_to_grant.rs`.
+//! Connects the rules of the quarantine with the server: passes them the clock, the configuration
+//! and the state of the replicas, and logs the changes. The rules are in `core/src/quarantine.rs`
+//! and `core/src/right_to_grant.rs`.
 //!
-//! `rlock.quarantine-after` says which events begin a quarantine, `rlock.quarantine-ms` how long it lasts:
+//! `rlock.quarantine-after` sets which events begin a quarantine, and `rlock.quarantine-ms` how
+//! long it lasts:
 //!
 //! | `quarantine-after` | a quarantine begins |
 //! |---|---|
 //! | `empty` | when a start, or a load of a master's data set, finds no key at all |
-//! | `restart` | and at each start |
-//! | `failover` | and at each promotion, and again when enough replicas follow the new master |
+//! | `restart` | as for `empty`, and at each start |
+//! | `failover` | as for `restart`, and at each promotion, and again when enough replicas follow the new master |
 
 use rlock_core::{Engine, GrantRules, MayGrant, Quarantine, Readings, Reason, Replication};
 
@@ -18,7 +20,7 @@ use crate::state;
 
 static QUARANTINE: MainThread<Quarantine> = MainThread::new(Quarantine::new());
 
-/// Gives the state and the settings to `body`; `None` while the state is in use.
+/// Runs `body` on the state and the settings; `None` while the state is in use.
 #[inline]
 fn with<R>(body: impl FnOnce(&mut Quarantine, &GrantRules) -> R) -> Option<R> {
     QUARANTINE.with(|quarantine| body(quarantine, &configuration::grant_rules()))
@@ -54,8 +56,8 @@ pub(crate) fn on_promoted() {
     }
 }
 
-/// Looks at a data set that was taken up. The server's event loop calls this before it reads a command, so what clients
-/// add does not count.
+/// Checks whether a newly loaded data set is empty. The event loop calls this before it reads a
+/// command, so keys that clients add do not count.
 pub(crate) fn look(ctx: Ctx<'_>) {
     let is_undecided = with(|quarantine, _| quarantine.is_undecided()) == Some(true);
     if !is_undecided || ctx.flags().is_loading() {
@@ -67,7 +69,7 @@ pub(crate) fn look(ctx: Ctx<'_>) {
     }
 }
 
-/// The readings of the regular tick.
+/// The clock and the replication state, which the rules read at a tick.
 struct Server<'c>(Ctx<'c>);
 
 impl Readings for Server<'_> {
@@ -80,7 +82,7 @@ impl Readings for Server<'_> {
     }
 }
 
-/// The server's regular tick. Returns whether holds may begin again: then the timer has to serve the queues.
+/// The server's tick. Returns whether grants have resumed: the timer then has to serve the queues.
 pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
     let is_master = ctx.flags().is_master();
     let Some(ticked) = with(|quarantine, rules| quarantine.on_tick(rules, is_master, &mut Server(ctx))) else {
@@ -99,24 +101,24 @@ pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
     ticked.has_resumed
 }
 
-/// Whether holds may begin and be renewed at a moment of the steady clock. Not while the tick reads the state of the replication:
-/// no command of a client's runs then.
+/// Whether the server may grant and renew at a time of the steady clock. It may not while the tick
+/// reads the replication state; no client command runs then.
 #[inline]
 pub(crate) fn may_grant(now_us: u64) -> MayGrant {
     with(|quarantine, rules| quarantine.may_grant(rules, now_us)).unwrap_or(MayGrant::NoReplicas)
 }
 
-/// For how many milliseconds the quarantine lasts from now on; 0 outside of one.
+/// The milliseconds left of the quarantine; 0 without one.
 pub(crate) fn remaining_ms() -> u64 {
     with(|quarantine, rules| quarantine.left_ms(rules, clock::mono_us())).unwrap_or(0)
 }
 
-/// Why there is a quarantine, for the error.
+/// The event that began the quarantine, for errors and the log.
 pub(crate) fn reason() -> &'static str {
     with(|quarantine, _| text(quarantine.reason())).unwrap_or_default()
 }
 
-/// How many replicas followed at the last tick.
+/// The number of replicas that followed at the last tick.
 pub(crate) fn following() -> u64 {
     with(|quarantine, _| quarantine.following() as u64).unwrap_or(0)
 }

@@ -1,5 +1,5 @@
 //! A copy of the server's state: role, loading, settings. Asking the server costs as much as a
-//! whole command, so this copy is refreshed only when the state may have changed.
+//! whole command, so the module refreshes this copy only when the state may have changed.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -25,8 +25,8 @@ static FILES_FAIL: AtomicBool = AtomicBool::new(false);
 /// Whether the server allows reads while the cluster is down (`cluster-allow-reads-when-down`).
 static READS_WHEN_DOWN: AtomicBool = AtomicBool::new(false);
 
-/// Refreshes role, loading and cluster mode. Called at the load of the module, when the role
-/// changes, when a load begins or ends, and at each tick.
+/// Refreshes role, loading and cluster mode. Called when the module loads, when the role changes,
+/// when a load of the data set begins or ends, and at each tick.
 pub(crate) fn refresh(ctx: Ctx<'_>) {
     let flags = ctx.flags();
     IS_MASTER.store(flags.is_master(), Ordering::Relaxed);
@@ -44,12 +44,12 @@ pub(crate) fn is_cluster() -> bool {
     IS_CLUSTER.load(Ordering::Relaxed)
 }
 
-/// Refreshes the copy of the server's settings. Called at the load of the module, and when a
-/// setting changes.
+/// Refreshes the copy of the server's settings. Called when the module loads, and when a setting
+/// changes.
 ///
-/// If the command CONFIG is renamed, the module assumes the safe values: if the server needs any
-/// replicas, it needs one; reads are allowed while the cluster is down; and the module tries a
-/// write after a failed snapshot.
+/// If the command CONFIG is renamed, the module assumes the safe values: the server needs one
+/// replica if it needs any, and allows reads while the cluster is down. After a failed snapshot the
+/// module tries a write.
 pub(crate) fn refresh_settings(ctx: Ctx<'_>) {
     let needed = ctx.setting(c"min-replicas-to-write").map_or(1, |number| number.parse().unwrap_or(0));
     let needed = if ctx.good_replicas().is_some() { needed } else { 0 };
@@ -79,14 +79,14 @@ pub(crate) fn refresh_files(ctx: Ctx<'_>) {
     FILES_FAIL.store(fails, Ordering::Relaxed);
 }
 
-/// Whether the server refuses all writes. A grant then could be lost: it would be in no file, or on
-/// no replica.
+/// Whether the server refuses all writes. A grant could then be lost, because no file or too few
+/// replicas would have it.
 pub(crate) fn refuses_writes(ctx: Ctx<'_>) -> bool {
     FILES_FAIL.load(Ordering::Relaxed) || lacks_replicas(ctx)
 }
 
-/// Whether the server refuses writes for lack of good replicas. It may be cut off, and another
-/// master may grant the same locks.
+/// Whether the server refuses writes for lack of good replicas. The network may have cut it off,
+/// and another master may grant the same locks.
 fn lacks_replicas(ctx: Ctx<'_>) -> bool {
     let needed = REPLICAS_NEEDED.load(Ordering::Relaxed);
     needed > 0 && ctx.good_replicas().is_some_and(|good| good < needed)
@@ -98,7 +98,7 @@ pub(crate) fn serves(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> bool {
 }
 
 /// Logs a warning for each command of the server that the module needs and that was renamed. Called
-/// at the load of the module.
+/// when the module loads.
 pub(crate) fn check_commands(ctx: Ctx<'_>) {
     let has_pubsub = ctx.has_command(c"PUBSUB");
     HAS_PUBSUB.store(has_pubsub, Ordering::Relaxed);
@@ -124,13 +124,13 @@ pub(crate) fn check_commands(ctx: Ctx<'_>) {
     }
 }
 
-/// Valkey 8.1.1 to 8.1.8, 9.0.0 to 9.0.4, and 9.1.0 select the database of a keyspace event in the
-/// client of the command, to notify modules, and do not select the old one again
+/// To notify modules of a keyspace event, Valkey 8.1.1 to 8.1.8, 9.0.0 to 9.0.4, and 9.1.0 select
+/// the event's database in the client of the command, and do not restore the client's database
 /// (valkey-io/valkey#4024).
 const LEAVES_CLIENTS: [Range<c_int>; 3] = [0x08_01_01..0x08_01_09, 0x09_00_00..0x09_00_05, 0x09_01_00..0x09_01_01];
 
-/// Logs a warning for faults of this server version that no module can work around. Called at the
-/// load of the module.
+/// Logs a warning for faults of this server version that no module can work around. Called when the
+/// module loads.
 pub(crate) fn check_version() {
     if ffi::valkey_version().is_some_and(|version| LEAVES_CLIENTS.iter().any(|versions| versions.contains(&version))) {
         log_warning(

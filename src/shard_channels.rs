@@ -2,14 +2,14 @@
 //!
 //! A shard channel moves to another node together with its slot. The server then ends all
 //! subscriptions of the slot without notifying modules, and the slot may be back before the module
-//! looks. The waits with these subscriptions must end.
+//! looks. The module must end the waits that relied on these subscriptions.
 //!
 //! So each tick of the server begins a *round* over the slots that have channels. The round
-//! *visits* each slot: it checks the slot's channels until it finds one with a listener. That is
-//! nearly always the first one, because a slot that moves leaves no subscription behind. A channel
-//! that has lost its listeners ends its waits. Each visit continues where the last visit of the
-//! slot ended. If some clients have subscribed again already, a later tick finds the channels of
-//! the others.
+//! *visits* each slot: it checks the slot's channels until it finds one with a listener. If the
+//! slot has not moved, that is nearly always the first one; if it has moved, none of them has. A
+//! channel that has lost its listeners ends its waits. Each visit continues where the last visit of
+//! the slot ended. If some clients have subscribed again already, a later tick finds the channels
+//! of the others.
 //!
 //! Invariant: this table has exactly the channels of `channels`, by slot. `notices` maintains it.
 
@@ -30,7 +30,7 @@ use crate::turn;
 /// How long a round may take in one turn of the event loop.
 const BUDGET: Duration = Duration::from_millis(1);
 
-/// The most channels without a first listener that a visit checks: they cannot have lost one.
+/// How many channels that never had a listener one visit checks at most: they cannot have lost one.
 const MAX_WITHOUT_LISTENER: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Slot {
     }
 }
 
-/// The visit of a slot that is going on.
+/// The current visit of a slot.
 #[derive(Clone, Copy)]
 struct Visit {
     slot: u16,

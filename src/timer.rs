@@ -14,7 +14,8 @@ use crate::ffi::{self, MainThread, TimerId};
 use crate::state;
 use crate::turn;
 
-/// The longest delay of the timer. It fires earlier than a later deadline, and is armed again.
+/// The longest delay of the timer. For a later deadline the timer fires early, and the module arms
+/// it again.
 ///
 /// If a timer callback starts a timer, the server's event loop stores the delay in an `int`: in
 /// microseconds in Redis 7.0, which overflows after 35 minutes; in milliseconds in Redis up to 8.6

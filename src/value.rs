@@ -63,18 +63,17 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
     Some(lock)
 }
 
-/// How far in the future a lease may end in a payload that RESTORE brings: the longest lease and a
-/// day. A payload made by hand must not hold a lock forever. The day allows for a clock of the
-/// saving server that is ahead of this one; the module then shortens the lease.
+/// How far in the future a lease may end in a payload of RESTORE: the longest lease plus a day. A
+/// payload made by hand must not hold a lock forever. The day allows for a saving server whose
+/// clock is ahead; the module shortens such a lease.
 const DEADLINE_LIMIT_MS: u64 = MAX_LEASE_MS + 24 * 60 * 60 * 1000;
 
-/// The highest token in a payload that RESTORE brings. A payload made by hand must not use up the
-/// tokens.
+/// The highest token in a payload of RESTORE. A payload made by hand must not use up the tokens.
 ///
 /// In a cluster the limit is far higher, because a refused lock may be lost: Redis 8.4 and newer
-/// continue the migration of a slot after an error of the target node. There a token may be as far
-/// ahead as the clock of the slot's last node was, and above [`TOKEN_CLOCK_END_US`]. The limit
-/// still leaves half of the tokens above that value, more than a server can use.
+/// continue the migration of a slot after an error of the target node. There a token may be ahead
+/// by as much as the clock of the slot's former node was, and may exceed [`TOKEN_CLOCK_END_US`].
+/// The limit still leaves half of the tokens above that value, more than a server can use.
 fn token_limit(is_cluster: bool, now: Now) -> u64 {
     if is_cluster { TOKEN_CLOCK_END_US.midpoint(MAX_TOKEN) } else { now.wall_us.saturating_add(TOKEN_AHEAD_LIMIT_US) }
 }
@@ -134,8 +133,8 @@ pub(crate) fn free_effort(lock: &Lock) -> usize {
     lock.holds().len().saturating_add(lock.queue().map_or(0, FairQueue::len)).max(1)
 }
 
-/// Adds everything but the deadlines to the digest: two servers with the same lock get the same
-/// one.
+/// Adds everything but the deadlines to the digest, so that the digest of a lock is equal on two
+/// servers.
 pub(crate) fn digest(digest: &Digest, lock: &Lock) {
     let idle_ms = lock.idle().map_or(0, |idle| idle.idle_ms);
     digest.add(&[lock.kind().name().as_bytes(), &lock.permits().to_le_bytes(), &idle_ms.to_le_bytes()]);
@@ -165,10 +164,9 @@ pub(crate) fn begin_file() {
 
 /// Called at the end of an RDB file: writes the last token if it is needed.
 ///
-/// A server without the module cannot load a file that has the token. So the token is left out of a
-/// file without locks, unless the token is ahead of the clock: otherwise the clock of the server
-/// that loads the file is enough. A file with locks needs the module anyway, and always has the
-/// token.
+/// A server without the module cannot load a file that has the token. So a file without locks has
+/// it only if the token is ahead of the clock; in any other case the clock of the loading server
+/// gives higher tokens. A file with locks needs the module anyway, and always has the token.
 pub(crate) fn end_file(save: &Save) {
     let last = state::with_engine(|engine| engine.last_token()).unwrap_or(0);
     let has_locks = SAVED.load(Ordering::Relaxed) > 0;

@@ -3,10 +3,10 @@
 //! Invariant: the table has a ticket from the moment its client is blocked until the answer is in
 //! the client's buffer, or the client has disconnected. So each handle in the table is valid.
 //!
-//! Redis before 7.4 unblocks a client within the command that hands over the lock. If that command
-//! is a long script, it sends the answer before the effects are propagated. On these servers the
-//! module unblocks clients at the end of the turn. Valkey also asks for the answer within the
-//! command, but holds it back until the end of the turn.
+//! Redis before 7.4 and Valkey 7.2 ask for the answer of a client within the command that hands
+//! over the lock. If that command is a long script, they send the answer before the effects are
+//! propagated. On these servers the module unblocks clients at the end of the turn. Valkey 8.0 and
+//! newer also ask for the answer within the command, but hold it back until the end of the turn.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -73,7 +73,7 @@ pub(crate) fn finish(ticket: u64, answer: Answer) {
     }
 }
 
-/// The turn ends: unblocks the clients whose answers came in it.
+/// The turn ends: unblocks the clients that the engine has answered in it.
 pub(crate) fn on_turn_end() {
     for ticket in DUE.with(mem::take).unwrap_or_default() {
         // The client may have disconnected meanwhile.
@@ -129,7 +129,7 @@ pub(crate) fn is_answered(ticket: u64) -> bool {
     WAITING.with(|table| !table.contains_key(&ticket)).unwrap_or(false)
 }
 
-/// Reports to the engine that a waiter has left. `gave_up`: it got nil.
+/// Reports to the engine that a waiter has left. `gave_up` means that it got nil.
 fn left(ticket: u64, gave_up: bool) {
     state::tell(|engine| engine.waiter_left(ticket, gave_up));
     timer::arm_soon();

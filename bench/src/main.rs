@@ -20,7 +20,7 @@ mod sections;
 
 use report::{Header, Line, Report, SectionReport};
 
-/// Measures the rlock module against its peers, each on a redis-server of its own
+/// Measures the rlock module against its peers; each section starts its own redis-server
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -85,13 +85,14 @@ struct Arguments {
 enum Section {
     /// Acquire and release a free lock, against SET NX PX
     Uncontended,
-    /// The same on current servers, against SET NX PX and their own compare-and-delete commands
+    /// `uncontended` on current servers, against SET NX PX and their own compare-and-delete
+    /// commands
     CurrentServers,
     /// The server's own share of the costs: steps from an empty command to scripts
     Floor,
     /// Pass one lock around 64 connections, against BLPOP
     Handover,
-    /// The same with 10 and with 5000 waiters
+    /// `handover` with 10 and with 5000 waiters
     QueueLength,
     /// Memory of a held lock, against SET NX PX
     Memory,
@@ -107,12 +108,12 @@ enum Section {
     /// The client crate: what it adds to redis-rs alone, and what idle guards and waiting tasks
     /// cost
     Client,
-    /// Waiting next to 10 and next to 10,000 waiters that form no circle
+    /// Waiting next to 10 and next to 10,000 waiters that form no cycle
     Deadlock,
     /// From the death of a master to the next grant, and the cost of the settings while nothing
     /// fails
     Failover,
-    /// What other clients experience while one client is expensive
+    /// What other clients experience while one client does something expensive
     Stalls,
 }
 

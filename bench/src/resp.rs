@@ -1,8 +1,8 @@
 //! The part of RESP2 that a strict client needs, and the pushes of RESP3. Commands are encoded;
 //! replies are delimited and compared.
 //!
-//! A reply stays the bytes that arrived. Known replies are compared byte by byte; only integers,
-//! bulk strings and messages of channels are parsed.
+//! A reply is kept as the bytes that arrived. Known replies are compared byte by byte; only
+//! integers, bulk strings and messages of channels are parsed.
 
 use std::io::{self, Read, Write};
 

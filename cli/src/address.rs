@@ -32,7 +32,7 @@ pub(crate) enum Address {
 impl Address {
     /// Parses `redis+sentinel://[user:password@]host[:port][,…]/master[/db]`,
     /// `redis+cluster://[user:password@]host[:port][,…]`, either with `rediss+` for TLS, or the
-    /// address of one server. An address without a scheme is one of `redis://`.
+    /// address of one server. An address without a scheme means `redis://`.
     ///
     /// Errors do not repeat the address, because it may contain a password.
     pub(crate) fn parse(url: &str) -> Result<Self, Failure> {

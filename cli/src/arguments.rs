@@ -46,14 +46,14 @@ pub enum Action {
     /// SIGUSR1 and SIGUSR2 to the command. If rlock is killed, the kernel kills the command too,
     /// and the lock expires with its session or lease.
     ///
-    /// While no server can be reached, as during a failover, rlock tries again until --wait ends;
-    /// without --wait for 30 s.
+    /// While no server can be reached, as during a failover, rlock tries again until --wait ends,
+    /// or for 30 s without --wait.
     Run(Run),
     /// Watch the most contended locks
     ///
-    /// In a cluster, top shows the locks of all masters. A number before a key is the database, if
-    /// it is not that of the address. q quits, s sorts by the next column, arrows scroll, space
-    /// pauses. A narrow terminal shows fewer columns.
+    /// In a cluster, top shows the locks of all masters. A key of another database than that of the
+    /// address has the number of its database before it. q quits, s sorts by the next column,
+    /// arrows scroll, space pauses. A narrow terminal shows fewer columns.
     Top(Top),
     /// List all locks
     Ls(Ls),

@@ -49,7 +49,7 @@ Any other status of run is that of the command.";
 /// The message for a server that does not know the commands of the module.
 const NO_MODULE: &str = "the server has not loaded the module rlock";
 
-/// Codes of errors that pass: the server does not serve at present, and the same request may
+/// Codes of temporary errors: the server does not serve at present, and the same request may
 /// succeed later.
 const PASSING: [&str; 11] = [
     "BUSY",
@@ -91,8 +91,8 @@ impl Failure {
 
     /// The failure for an error reply of the server. `text` begins with the code of the error.
     pub(crate) fn refused(text: &str) -> Self {
-        // Replies of a server without the module: to its commands, followed by all their arguments,
-        // and from Valkey 9 to the name of its type in SCAN.
+        // A server without the module refuses its commands, in a reply that repeats all arguments.
+        // From Valkey 9 on it also refuses the name of the module's type in SCAN.
         if text.contains("unknown command") || text.contains("unknown type name") {
             return Self::new(REFUSED, NO_MODULE);
         }
@@ -101,7 +101,7 @@ impl Failure {
         Self::new(status, format!("the server refused: {text}"))
     }
 
-    /// The failure of a wait that ended without the lock.
+    /// The failure of a wait that timed out.
     pub(crate) fn timed_out(name: &str, wait: Option<Duration>) -> Self {
         let message = match wait {
             Some(Duration::ZERO) => format!("the lock {name} is not free"),
@@ -131,8 +131,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// The error reply of a server, if there was one: a connection whose login is refused fails with
-/// that reply.
+/// The error reply of the server, if the error has one. A refused login has one too.
 fn refusal(error: &redis::RedisError) -> Option<String> {
     match error.code() {
         Some(code) if !error.is_io_error() => {

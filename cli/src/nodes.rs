@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A server and the connection to it.
 pub(crate) struct Node {
     info: ConnectionInfo,
-    /// `None` until the first request: a master of a cluster that is down does not disturb requests
-    /// to the others.
+    /// `None` until the first request, so that requests to the other masters of a cluster succeed
+    /// while this one is down.
     connection: Option<MultiplexedConnection>,
     /// The address, for messages.
     name: String,
@@ -75,8 +75,8 @@ impl Node {
 /// The servers of an address.
 pub(crate) enum Nodes {
     One(Node),
-    /// The masters of a cluster, and the node that named them: it is connected, and may be a
-    /// replica.
+    /// The masters of a cluster, and the node that listed them. That node is connected, and may be
+    /// a replica.
     Cluster {
         masters: Vec<Node>,
         guide: Node,
@@ -138,7 +138,7 @@ pub(crate) async fn find(address: &Address) -> Result<Nodes, Failure> {
     }
 }
 
-/// The address of the master, asked from one sentinel.
+/// The address of the master according to one sentinel.
 async fn master_by(url: &str, master: &str, settings: &str) -> Result<Option<ConnectionInfo>, Failure> {
     let mut sentinel = Node::connect(info(url)?).await?;
     let answer = sentinel.ask(redis::cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(master)).await?;
@@ -147,7 +147,7 @@ async fn master_by(url: &str, master: &str, settings: &str) -> Result<Option<Con
     Ok(Some(at(info(settings)?, text(host), port)))
 }
 
-/// The masters of a cluster, asked from one of its nodes, and that node.
+/// The masters of a cluster according to one of its nodes, and that node.
 async fn masters_by(url: &str) -> Result<(Vec<Node>, Node), Failure> {
     let seed = info(url)?;
     let mut guide = Node::connect(seed.clone()).await?;

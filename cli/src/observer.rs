@@ -23,7 +23,7 @@ const LOCKS_PER_PIPELINE: usize = 50;
 /// A lock with a larger value may have more than a thousand holders or places.
 const LARGE_BYTES: i64 = 128 * 1024;
 
-/// The largest count of waiters of a lock with thousands of holders.
+/// The most waiters to count of a lock with thousands of holders.
 const COUNTED_WAITERS: usize = 1000;
 
 /// The largest COUNT of RLOCK.TOP.
@@ -85,7 +85,7 @@ pub struct Waiter {
 /// A lock.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Lock {
-    /// The key as text, with bytes that are no text escaped.
+    /// The key as text; bytes that are not text are escaped.
     pub key: String,
     /// mutex, fair, rwlock or semaphore; empty if `many_holders`.
     pub kind: String,
@@ -277,7 +277,7 @@ impl Observer {
                     Some(Lock { waiters, longest_wait_ms: lock.longest_wait_ms, ..details })
                 }
                 None if self.refusals.locks.contains(&place) => Some(lock),
-                // It was released since, and has no waiters.
+                // The lock has been released meanwhile, and has no waiters.
                 None => None,
             }
         };
@@ -297,8 +297,8 @@ impl Observer {
         for keys in keys.chunks(LOCKS_PER_PIPELINE) {
             let mut sizes = redis::pipe();
             for key in keys {
-                // The second command identifies a fair lock: its queue makes the value large, and
-                // not its holders.
+                // The second command identifies a fair lock, whose value is large because of its
+                // queue and not because of its holders.
                 sizes.cmd("MEMORY").arg("USAGE").arg(key).cmd("RFAIRLOCK.HOLDS").arg(key).arg("-");
             }
             let sizes = node.ask_all(&sizes, 2 * keys.len()).await?;
@@ -438,7 +438,7 @@ fn lock_of(key: &[u8], info: &Value) -> Option<Lock> {
     })
 }
 
-/// A lock whose holders were not requested because they are too many.
+/// A lock whose holders were not requested, because it has too many.
 fn large_lock_of(key: &[u8], waiters: &Value) -> Option<Lock> {
     let Value::Array(waiters) = waiters else { return None };
     let waiters = i64::try_from(waiters.len()).unwrap_or(i64::MAX);

@@ -16,7 +16,6 @@ pub(crate) async fn release(url: &str, options: Release) -> Result<u8, Failure> 
         let with_token = options.token.map(|token| format!(" with token {token}")).unwrap_or_default();
         Failure::new(NOTHING, format!("{} is not held{with_token}", printable(key)))
     };
-    // It works on a lock of any kind.
     let mut command = redis::cmd("RLOCK.FORCERELEASE");
     command.arg(key);
     if let Some(token) = options.token {

@@ -13,8 +13,8 @@ const WITHOUT_WAIT: Duration = Duration::from_secs(30);
 /// The pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Repeats an attempt that fails because no server can be reached: until the deadline, or without a
-/// deadline for 30 s after the first failure. Prints the first failure to standard error.
+/// Repeats an attempt while it fails because no server can be reached: until the deadline, or
+/// without one for 30 s after the first failure. Prints the first failure to standard error.
 ///
 /// # Errors
 ///

@@ -55,8 +55,8 @@ pub(crate) fn with_notes(columns: &[(&'static str, Align)], rows: &[Vec<String>]
     columns.iter().copied().chain(notes).collect()
 }
 
-/// A text of at most `width` characters. A longer one loses its middle: the end of a key or an
-/// owner identifies it.
+/// Shortens a text to `width` characters. It removes the middle, because keys and owners often
+/// differ at the end.
 pub(crate) fn shortened(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width || width == 0 {

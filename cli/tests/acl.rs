@@ -7,8 +7,8 @@ use crate::commands::{Running, rlock, text};
 use crate::eventually;
 use crate::support::{Client, Cluster, Server};
 
-/// Rules without which a subcommand gives the same result in these tests: they end a wait earlier,
-/// or spare the server the list of thousands of holders.
+/// Rules whose absence these tests do not notice: `cancel` only ends a wait earlier, and the others
+/// only spare the server the list of thousands of holders.
 const UNSEEN: [&str; 3] = [".cancel", "+memory|usage", "+rfairlock.holds"];
 
 /// A row of the table: the subcommands, and their rules.
@@ -127,7 +127,7 @@ fn rules_of(subcommand: &str) -> Vec<String> {
     row.unwrap_or_else(|| panic!("no row for {subcommand}")).rules
 }
 
-/// The rows that are no additions for other addresses.
+/// The rows for the address of one server, without the additions for Sentinel and clusters.
 fn rows() -> impl Iterator<Item = Row> {
     table().into_iter().filter(|row| !row.subcommands[0].contains("redis"))
 }

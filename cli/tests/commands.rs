@@ -1,4 +1,4 @@
-//! The tool as a process that runs to its end or beside the test.
+//! The tool as a process: the test waits for its end, or runs beside it.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -27,7 +27,8 @@ pub fn rlock(server: &Server, line: &str) -> Command {
     tool
 }
 
-/// Detaches from the terminal of the tests: there the command stays in the process group of rlock.
+/// Detaches rlock from the terminal of the tests. At a terminal the command would stay in rlock's
+/// process group.
 fn leave_terminal(command: &mut Command) {
     let leave = || {
         // SAFETY: it takes no arguments.

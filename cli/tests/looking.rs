@@ -66,7 +66,7 @@ fn refused_details_are_reported_as_missing() {
         assert!(complaint.starts_with(of_two), "{line}: {complaint}");
     }
     assert!(by("commands", "top --once").1.contains("rw  "), "top shows the reply of RLOCK.TOP");
-    // No request about the other keys, no refusal.
+    // No request names the other keys, so the server refuses none.
     for line in ["ls m*", "top --once"] {
         let (status, _, complaint) = by("keys", line);
         assert_eq!((status, complaint.as_str()), (Some(0), ""), "{line}");
@@ -242,7 +242,7 @@ fn wait_ends_when_the_lock_is_free() {
     assert_eq!(status(&server, "wait k --wait 300ms"), 124);
     server.client().call("CONFIG RESETSTAT");
     let mut wait = Running::start(&server, "wait k");
-    // A second check means that the first did not end the wait.
+    // If rlock checks a second time, the first check did not end the wait.
     let looks = || {
         let all = server.client().call("INFO commandstats").text();
         let line = all.lines().find_map(|line| line.strip_prefix("cmdstat_RLOCK.INFO:calls="));

@@ -58,9 +58,9 @@ fn dead_master_of_a_cluster_affects_only_its_own_keys() {
     let mut cluster = Cluster::start();
     let (alive, seed) = (cluster.primary_of("a").port(), cluster.replica_of("a").port());
     let url = format!("redis+cluster://127.0.0.1:{seed}");
-    // The first one of CLUSTER SLOTS.
+    // CLUSTER SLOTS lists this master first.
     let dead = cluster.primary_of("b").port();
-    // No replica replaces it, and the others keep serving.
+    // No replica replaces the dead master, and the other masters keep serving.
     for node in cluster.nodes() {
         node.client().call("CONFIG SET cluster-require-full-coverage no");
         node.client().call("CONFIG SET cluster-replica-no-failover yes");

@@ -34,9 +34,9 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         return Err(Failure::Text(reply::EFFECT_FROM_CLIENT));
     }
     if !flags.is_loading() {
-        // The server itself forwards its master's stream to its replicas, but a module's command
-        // reaches the append-only file only by this call. Do it before anything can fail: the file
-        // must have what the master decided.
+        // A replica forwards its master's stream to its own replicas by itself, but writes a
+        // module's command to its append-only file only because of this call. Call it before
+        // anything can fail: the file must have every decision of the master.
         ctx.replicate_verbatim();
     }
     let key = arguments::key(args)?;
@@ -45,7 +45,8 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let event = match parse_effect(facts, arguments, clock::now()) {
         Ok(event) => event,
         Err(error) => {
-            // A master ignores the reply. The log shows that the stream is of a newer version.
+            // A master ignores the reply, so log the error: the master may run a newer version of
+            // the module.
             log_warning(&format!(
                 "an effect could not be read ({}), so this server may differ from its master",
                 error.0

@@ -36,7 +36,7 @@ pub(super) struct Names {
 }
 
 /// The number of arguments of a command that names a hold, without options: command, key, owner,
-/// and mode if the family has a choice.
+/// and for a read-write lock the mode.
 pub(super) const fn words_of_hold<F: Family>() -> c_int {
     if F::MODE.is_some() { 3 } else { 4 }
 }
@@ -44,8 +44,8 @@ pub(super) const fn words_of_hold<F: Family>() -> c_int {
 /// The options of RENEW.
 pub(super) const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Note, Opt::Token];
 
-/// The arguments after the key of a command that names a hold: owner, mode if the family has a
-/// choice, options.
+/// The arguments after the key of a command that names a hold: owner, for a read-write lock the
+/// mode, options.
 pub(super) fn arguments_of_hold<F: Family>(options: &[Opt]) -> Vec<ArgumentSpec> {
     let mut positional = vec![owner_argument()];
     if F::MODE.is_none() {

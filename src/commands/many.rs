@@ -1,8 +1,8 @@
 //! `RLOCK.MACQUIRE`, `RLOCK.MRELEASE`, `RLOCK.MRENEW`: `numkeys key [key …] owner …`
 //!
 //! In a cluster the server routes these commands by their first key, and the module checks the
-//! other keys. A module could report all keys to the server (`getkeys-api`). But Valkey 8.0 and
-//! newer and Redis 8.6 ask for them from I/O threads too, without the global lock, and crash.
+//! other keys. The commands do not report their keys with the flag `getkeys-api`: Valkey 8.0 and
+//! newer and Redis 8.6 also request the keys from I/O threads, without the global lock, and crash.
 
 use rlock_core::{Kind, Mode, Refusal, Verb, slot_of};
 
@@ -149,7 +149,7 @@ fn check_slot(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> Result<(), Failure> {
     Err(Failure::Text(reply::SLOT_MOVES))
 }
 
-/// Replies with the error of a refused request. Where one key is to blame, the error names it.
+/// Replies with the error of a refused request. If one key caused the refusal, the error names it.
 fn reply_refusal(ctx: Ctx<'_>, keys: &[Arg<'_>], refusal: Refusal) {
     match &refusal {
         Refusal::NotOwner { position } => {

@@ -88,7 +88,7 @@ fn reply_failure(ctx: Ctx<'_>, result: Result<(), Failure>) {
     }
 }
 
-/// Fails on a replica, also on a writable one: its master would overwrite what it decided.
+/// Fails on a replica, even on a writable one: its master would overwrite the decisions.
 fn check_master() -> Result<(), Failure> {
     if server::decides() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
 }
@@ -117,8 +117,8 @@ fn lease_ms(options: &Options<'_>) -> Result<Option<u64>, Failure> {
 /// The error of a command that finds the engine in use, which would be a bug.
 const ENGINE_IN_USE: Failure = Failure::Text(reply::INTERNAL_ERROR);
 
-/// Passes a key and its lock to a read-only command of a family. With `any_kind`, also a lock of
-/// another kind.
+/// Passes a key and its lock to a read-only command of a family. With `any_kind`, the lock may be
+/// of another kind.
 fn read_lock<F: Family, R>(
     ctx: Ctx<'_>,
     key: Arg<'_>,

@@ -11,7 +11,7 @@ use crate::clock;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
 use crate::options::{Opt, options};
 
-/// The reply for a lock without a holder, as Redis's PTTL for a missing key.
+/// The reply for a lock without a holder; Redis's PTTL returns it for a missing key.
 const NOT_HELD: i64 = -2;
 
 const OPTIONS: &[Opt] = &[Opt::Token];
@@ -40,7 +40,7 @@ fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let token = options(args, 2, OPTIONS)?.integer(Opt::Token);
     let left_ms = read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |_, lock| {
         let deadline_us = lock.and_then(|lock| match token {
-            // A kept hold counts for no owner.
+            // A kept hold has been released, so it has no lease.
             Some(token) => {
                 let hold = lock.hold_with_token(token).filter(|hold| hold.phase() != Phase::Kept);
                 hold.map(Hold::deadline_us)
@@ -52,7 +52,7 @@ fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     match left_ms {
         0 => ctx.reply_signed(NOT_HELD),
         left_ms => {
-            // The lease may expire first, or the key (EXPIRE).
+            // An EXPIRE on the key may end the hold before the lease does.
             let expire_left_ms = Keys::open_to_peek(ctx, key).expire_left_ms();
             ctx.reply_integer(expire_left_ms.map_or(left_ms, |expire_left_ms| left_ms.min(expire_left_ms)));
         }

@@ -52,8 +52,8 @@ fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Renews the holds of all keys. Returns the milliseconds until the first lease expires, or
-/// the first key with an EXPIRE, if that is sooner.
+/// Renews the holds of all keys. Returns the milliseconds until the first lease or the first key
+/// (EXPIRE) expires.
 pub(super) fn renew_keys(
     engine: &mut Engine,
     tx: &mut Transaction<'_, Keys<'_>>,

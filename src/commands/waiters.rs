@@ -54,7 +54,7 @@ fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: us
     let places: Vec<Place<'_>> = lock.queue().into_iter().flat_map(|queue| queue.first_live(now, limit)).collect();
     ctx.reply_array(places.len());
     for place in places {
-        // An arrival number is the wall clock's time at the arrival, in microseconds.
+        // The arrival number of a place is the wall-clock time of the arrival, in microseconds.
         let waited_ms = now.wall_us.saturating_sub(place.arrival) / US_PER_MS;
         let waiter = |engine: &mut Engine| {
             let waiter = engine.waiter_at_place(name, place.owner, now)?;

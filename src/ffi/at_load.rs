@@ -1,8 +1,8 @@
-//! Functions that the module sets at its load, and that the server's callbacks call.
+//! Functions that the module sets when it loads, and that the server's callbacks call.
 
 use std::sync::OnceLock;
 
-/// A value that is set once, at the load of the module, before the server calls back.
+/// A value that the module sets once, when it loads, before the server calls back.
 pub(super) struct AtLoad<T>(OnceLock<T>);
 
 impl<T: Copy> AtLoad<T> {

@@ -1,10 +1,10 @@
 //! Blocks a client and answers it later.
 //!
-//! The module blocks each client on a name (`blocking_key`), without a timeout of the server, and
+//! The module blocks each client on a name (`blocking_key`), without a server-side timeout, and
 //! unblocks it by its handle. So the engine alone decides the order and the deadlines of the
-//! waiters. The reply callback, which the server calls if a key with that name is created, always
-//! says "not ready". The timeout callback writes the answer; `unblock` and CLIENT UNBLOCK … TIMEOUT
-//! run it.
+//! waiters. The server calls the reply callback if a key with that name is created; the callback
+//! always returns "not ready". The timeout callback writes the answer; the server calls it after
+//! `unblock` and after CLIENT UNBLOCK … TIMEOUT.
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,14 +82,14 @@ pub(crate) fn valkey_version() -> Option<c_int> {
     is_valkey().then(|| unsafe { api!(RedisModule_GetServerVersion,) })
 }
 
-/// Whether this server, like Valkey, asks for the answer of a client when the client is unblocked,
-/// and holds it back until the turn ends.
+/// Whether this server, like Valkey 8.0 and newer, asks for the answer of a client when the client
+/// is unblocked, and holds it back until the turn ends.
 pub(crate) fn holds_answers_back() -> bool {
     HOLDS_ANSWERS_BACK.load(Ordering::Relaxed)
 }
 
-/// Whether this server asks for the answer of a client when the client is unblocked, and may send
-/// it at once.
+/// Whether this server, like Redis before 7.4 and Valkey 7.2, asks for the answer of a client when
+/// the client is unblocked, and may send it at once.
 pub(crate) fn answers_at_once() -> bool {
     ANSWERS_AT_ONCE.load(Ordering::Relaxed)
 }
@@ -128,12 +128,11 @@ pub(crate) fn unblock(blocked: Blocked) {
 }
 
 impl Ctx<'_> {
-    /// Whether a client whose connection closes has sent QUIT, and the server has sent it all
-    /// replies.
+    /// Whether the closing connection has sent QUIT, and the server has written all its replies.
     ///
-    /// Only QUIT counts. The output buffers of a connection that closes for another reason may be
-    /// empty too, although the server did not write its last replies. `false` also if the server
-    /// does not tell, because its command CLIENT is renamed.
+    /// Only QUIT counts: if a connection closes for another reason, its output buffers may be empty
+    /// although the server did not write the last replies. Also `false` if the command CLIENT is
+    /// renamed, so that the module cannot find out.
     pub(crate) fn quit_with_all_replies(self, client: u64) -> bool {
         let Ok(id) = CString::new(client.to_string()) else {
             return false;
@@ -200,9 +199,9 @@ unsafe extern "C" fn on_disconnected(ctx: *mut raw::RedisModuleCtx, _handle: *mu
 
 /// The last callback of a blocked client.
 ///
-/// Valkey holds the answer back until now, and drops it if another cause, such as CLIENT UNBLOCK,
-/// has unblocked the client meanwhile. Redis has written the answer by now, or has called
-/// `on_disconnected`.
+/// Valkey 8.0 and newer hold the answer back until now, and drop it if another cause, such as
+/// CLIENT UNBLOCK, has unblocked the client meanwhile. Other servers have written the answer by
+/// now, or have called `on_disconnected`.
 unsafe extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, data: *mut c_void) {
     guard((), || {
         // SAFETY: the server passes a context that lives as long as the callback.

@@ -6,8 +6,8 @@ use std::io;
 use super::{Arg, Ctx, api};
 
 impl Ctx<'_> {
-    /// Whether the server has a command of this name. `rename-command` can remove it; that changes
-    /// only with a restart.
+    /// Whether the server has a command of this name. `rename-command` can remove it, and takes
+    /// effect only at a restart.
     pub(crate) fn has_command(self, name: &CStr) -> bool {
         // SAFETY: the format has no arguments. The commands that this is called for need some, so
         // the call fails: there is no reply, and errno has the reason. A reply is freed once.

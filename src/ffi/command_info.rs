@@ -141,7 +141,7 @@ fn key_spec(access: Access, keys: KeyArguments) -> raw::RedisModuleCommandKeySpe
 }
 
 /// The key spec by which a cluster routes a command with `numkeys`: for routing, the server reads
-/// only key specs of type range. With the flag NOT_KEY it has no other effect.
+/// only key specs of type range. The flag NOT_KEY limits this key spec to routing.
 fn route_by_first_key(access: Access) -> raw::RedisModuleCommandKeySpec {
     let mut spec = key_spec(access, KeyArguments::First);
     spec.bs.index.pos = 2;

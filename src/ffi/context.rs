@@ -66,8 +66,8 @@ impl Flags {
         self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
     }
 
-    /// The client must not be blocked: it is in a transaction or a script, or belongs to another
-    /// module.
+    /// The client must not be blocked: it is in a transaction or a script, belongs to another
+    /// module, or replays the master's stream or a file.
     pub(crate) fn denies_blocking(self) -> bool {
         self.has(
             raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
@@ -96,12 +96,13 @@ impl<'c> Ctx<'c> {
         Flags(unsafe { api!(RedisModule_GetContextFlags, self.raw) })
     }
 
-    /// Selects a database; `false` if it does not exist. After a command the client stays in it.
+    /// Selects a database; `false` if it does not exist. The client stays in the database after its
+    /// command.
     ///
-    /// There is deliberately no function for the selected database. Inside a transaction,
-    /// `GetSelectedDb` of Valkey 9.1 returns the database of the transaction, even in the event of
-    /// a key that MOVE or COPY has put into another database. [`super::Keys`] reads the database
-    /// from the handle of the open key.
+    /// To read the selected database, use [`super::Keys::selected_db`], which asks the handle of an
+    /// open key. `GetSelectedDb` is wrong on Valkey 9.1: inside a transaction it returns the
+    /// database of the transaction, even in the event of a key that MOVE or COPY has put into
+    /// another database.
     pub(crate) fn select_db(self, db: u32) -> bool {
         let Ok(db) = c_int::try_from(db) else {
             return false;
@@ -259,16 +260,16 @@ impl<'c> Ctx<'c> {
         unsafe { api!(RedisModule_SignalModifiedKey, self.raw, key.raw) };
     }
 
-    /// Whether this node of a cluster serves the keys now. All keys are in one slot.
+    /// Whether this node of a cluster serves the keys now. All keys are in one slot. The function
+    /// calls EXISTS with the keys.
     ///
-    /// It does not if the slot belongs to another node or is migrating: every server version then
-    /// refuses an EXISTS of the keys. It also refuses it while the cluster is down, unless
-    /// `cluster-allow-reads-when-down` is set. One call has all keys: after ASKING, the server
-    /// would accept a missing key that is alone in a call, but refuses it among several.
+    /// Every server version refuses that call if the slot belongs to another node, if the slot is
+    /// migrating and a key is missing, or if the cluster is down and
+    /// `cluster-allow-reads-when-down` is off. Pass all keys at once: after ASKING, the server
+    /// accepts a missing key alone, but not among several.
     ///
-    /// The server may notice only in this call that a key has expired. It propagates what other
-    /// modules do in that event only if it propagates this call, hence the `!`. If nothing changed,
-    /// it propagates nothing.
+    /// The `!` propagates the call if it changed something. It may expire a key, and other modules
+    /// may run commands in that event; the server propagates these only together with the call.
     pub(crate) fn serves(self, keys: &[Arg<'_>]) -> bool {
         let mut names: SmallVec<[*mut raw::RedisModuleString; 4]> = keys.iter().map(|key| key.raw).collect();
         // SAFETY: the format has `!` and an array of strings with its length, and so have the

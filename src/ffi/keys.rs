@@ -53,7 +53,7 @@ struct Open<'c> {
     removed: Option<*mut Lock>,
 }
 
-/// Who opens the keys.
+/// The opener of the keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// The client of the running command.
@@ -80,10 +80,10 @@ const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 impl<'c> Keys<'c> {
     /// Opens keys to read and write. The names are distinct.
     ///
-    /// The server deletes an expired key when it is opened. It notifies other modules, and they may
-    /// run commands at once: a key that is open already may be deleted then, and a vacant one
-    /// created. So this first opens and closes the keys one by one, which deletes the expired ones.
-    /// If a key expires even after that, all keys are opened again.
+    /// The server deletes an expired key when it is opened, and notifies other modules at once.
+    /// Their commands may delete a key that is already open, or create a vacant one. So this first
+    /// opens and closes the keys one by one, which deletes the expired ones. If a key expires even
+    /// after that, it opens all keys again.
     pub(crate) fn open(ctx: Ctx<'c>, first: Arg<'c>, rest: &[Arg<'c>], caller: Caller) -> Self {
         let open = |name: &Arg<'c>| Open::new(ctx, *name, READ_AND_WRITE);
         for name in rest {

@@ -1,4 +1,4 @@
-//! The receivers of the server's propagation: append-only file, child, replicas, backlog.
+//! The receivers of propagated commands: append-only file, child, replicas, backlog.
 
 use std::ffi::{CStr, c_int};
 
@@ -21,7 +21,7 @@ impl Flags {
 
 impl Ctx<'_> {
     /// Whether a replica is attached, in any state, or could catch up from a backlog. `true` if the
-    /// server does not tell.
+    /// server's INFO lacks the fields.
     pub(crate) fn has_replica_or_backlog(self) -> bool {
         // SAFETY: the context is alive; the information is freed once, after its fields were read.
         unsafe {

@@ -1,4 +1,4 @@
-//! State under the server's global lock.
+//! State that the server's global lock protects.
 
 use std::cell::{Cell, RefCell};
 
@@ -26,7 +26,7 @@ impl<T> MainThread<T> {
     }
 }
 
-/// A number under the server's global lock; 0 outside [`Self::with_set`].
+/// A number that the server's global lock protects; 0 outside [`Self::with_set`].
 pub(crate) struct MainThreadNumber(Cell<usize>);
 
 // SAFETY: as for `MainThread`.

@@ -7,7 +7,7 @@
 //!
 //! 1. Callbacks run on the thread that holds the server's global lock, one at a time. The exception
 //!    is the `free` of a value: it may run on another thread, and touches only that value.
-//! 2. A [`Ctx`], an [`Arg`] or a [`Keys`] lives no longer than the callback that it was made for.
+//! 2. A [`Ctx`], an [`Arg`] or a [`Keys`] lives no longer than its callback.
 //! 3. No panic leaves a callback ([`guard`]): it would crash the server.
 
 mod at_load;

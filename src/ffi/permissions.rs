@@ -96,9 +96,9 @@ impl Ctx<'_> {
     ///
     /// The server could check this itself, if the command described its channel arguments. But from
     /// Redis 7.4 on, it treats such a command like `SPUBLISH`: a node of a cluster runs it while
-    /// the cluster is down, and for a key that has left with its slot (`getNodeByQuery`). A lock
-    /// could be granted twice. Redis 8.6 ignores the keys of such a command altogether, both for
-    /// routing and for ACL rules.
+    /// the cluster is down, and for a key whose slot has moved to another node (`getNodeByQuery`).
+    /// Both nodes could grant the lock. Redis 8.6 ignores the keys of such a command altogether,
+    /// both for routing and for ACL rules.
     pub(crate) fn user_may_publish(self, client: u64, channel: Arg<'_>) -> bool {
         let publishes = |user| {
             // SAFETY: the user is alive.

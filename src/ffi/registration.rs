@@ -32,11 +32,11 @@ pub(crate) struct ConfigSpec {
     pub(crate) words: &'static [&'static CStr],
 }
 
-/// Why the module does not load.
+/// The reason why the module does not load.
 pub(crate) struct LoadError(pub(crate) String);
 
-/// The option by which the module supports the server's atomic slot migration. From Valkey 9 on;
-/// the bindings do not have it yet.
+/// The option with which a module supports atomic slot migration, in Valkey 9 and newer. The
+/// bindings do not have it yet.
 const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 
 /// The ACL category of the module's commands.
@@ -44,7 +44,7 @@ const CATEGORY: &CStr = c"rlock";
 
 static HAS_CATEGORY: AtomicBool = AtomicBool::new(false);
 
-/// Registers the parts of the module, at its load.
+/// Registers the parts of the module when it loads.
 pub(crate) struct Registrar<'c> {
     ctx: Ctx<'c>,
 }

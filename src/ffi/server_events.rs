@@ -7,10 +7,10 @@ use redis_module::raw;
 use super::at_load::AtLoad;
 use super::{Arg, Ctx, api, guard, keys};
 
-/// The event of a key that is removed because its slot has moved. From Redis 8.4 on, where the
-/// server itself migrates slots; the bindings do not have it yet. If a module subscribes to this
-/// event, the server removes the keys of the slot one by one. Otherwise it drops them all on
-/// another thread, without notifying modules.
+/// The event of a key that is removed because its slot has moved, in Redis 8.4 and newer, which
+/// migrate slots themselves. The bindings do not have it yet. If a module subscribes to this event,
+/// the server removes the keys of the slot one by one. Otherwise it drops them all on another
+/// thread, without notifying modules.
 const NOTIFY_KEY_TRIMMED: c_int = 1 << 17;
 
 /// A server event that affects locks.

@@ -36,8 +36,8 @@ pub(super) fn free_context() {
     }
 }
 
-/// Whether any database has a key. This selects databases in the module's own context, and moves no
-/// client.
+/// Whether any database has a key. This selects databases in the module's own context; no client
+/// changes its database.
 pub(crate) fn has_keys() -> bool {
     let raw = DETACHED.load(Ordering::Relaxed);
     if raw.is_null() {

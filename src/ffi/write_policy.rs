@@ -1,4 +1,5 @@
-//! Why the server refuses writes. While it does, the module must not grant locks either.
+//! Whether the server refuses writes, and why. While it does, the module must not grant locks
+//! either.
 
 use std::ffi::{CStr, c_int};
 
@@ -59,8 +60,8 @@ impl Ctx<'_> {
         }
     }
 
-    /// Whether the server refuses a write (`-MISCONF`, `-NOREPLICAS`), found by trying one with the
-    /// checks for scripts.
+    /// Whether the server refuses writes (`-MISCONF`, `-NOREPLICAS`). The function tries a write,
+    /// with the checks that the server makes for scripts.
     ///
     /// The command is RLOCK.CANCEL with an empty owner. If the server lets it run, it fails before
     /// it opens a key. The server's statistics do not count errors of a module's calls.

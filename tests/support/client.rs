@@ -11,7 +11,7 @@ use super::family::{Family, MUTEX};
 use super::notified::{self, Awaited};
 use super::reply::Reply;
 
-/// Far longer than a healthy server needs, so that it only reports a reply that never comes.
+/// Far longer than a healthy server needs: only a reply that never comes exceeds it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The words of one command.
@@ -146,7 +146,7 @@ impl Client {
         self.reply()
     }
 
-    /// Like [`call`](Self::call), where someone else may close the connection at any moment.
+    /// Like [`call`](Self::call), for a connection that the server may close at any moment.
     pub fn try_call(&mut self, command: impl Into<Command>) -> io::Result<Reply> {
         self.try_send(&[command.into()])?;
         self.reply_within(PATIENCE)
@@ -359,8 +359,8 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         // `shutdown` and not only a close: another test may be starting a process right now, whose
-        // copy of the socket would keep the connection open a little longer. A server that has
-        // already closed it is fine, too.
+        // copy of the socket would keep the connection open a little longer. The server may have
+        // closed it already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

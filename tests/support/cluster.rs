@@ -136,7 +136,7 @@ fn flags(line: &str) -> Vec<&str> {
     line.split(' ').nth(2).unwrap_or_default().split(',').collect()
 }
 
-/// A client that follows redirections, and connects to any node when its own is gone.
+/// A client that follows redirections, and connects to another node when its own node is down.
 pub struct ClusterClient {
     ports: Vec<u16>,
     connection: Client,

@@ -16,9 +16,9 @@ const END: &str = "end-of-the-answer";
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Replaces the parts of a reply that vary between runs: fencing tokens, by their order, which must
-/// be equal; values of the fields `…-ms` and `client`; and, in the output of the command-line tool,
-/// durations and the padding of columns.
+/// Replaces the parts of a reply that vary between runs: fencing tokens, by numbers in the order of
+/// their first appearance; values of the fields `…-ms` and `client`; and, in the output of the
+/// command-line tool, durations and the padding of columns.
 struct Shape {
     tokens: Vec<u64>,
     is_of_tool: bool,
@@ -86,8 +86,8 @@ impl Shell {
         // The wrapper in this folder must not call itself, so it searches the outer PATH.
         let outer = std::env::var("PATH").expect("a path");
         let (cli, seconds) = (cli(), SOON.as_secs());
-        // Raw output only into a file, as in a terminal. The client must not read the shell's own
-        // input.
+        // Into a file, `redis-cli` prints raw output; otherwise, as at a terminal, formatted
+        // output. It must not read the shell's input.
         write_program(
             &folder.join("redis-cli"),
             &format!(
@@ -170,7 +170,7 @@ fn in_a_shell(server: &Server, tool: Option<&Path>, commands: &[(String, String)
     answers.collect()
 }
 
-/// What was run.
+/// The sessions that ran.
 pub struct Ran {
     pub steps: usize,
     pub steps_of_tool: usize,

@@ -1,5 +1,5 @@
-//! One test for all kinds of locks: its commands begin with `LOCK.`, and each family translates
-//! them to its own commands.
+//! Lets one test run for all kinds of locks: its commands begin with `LOCK.`, and each family
+//! translates them to its own commands.
 //!
 //! A client turns `LOCK.ACQUIRE job a PX 5000` into `RLOCK.ACQUIRE job a PX 5000` or
 //! `RRWLOCK.ACQUIRE job a WRITE PX 5000`, depending on the family of its server. This also works

@@ -40,8 +40,8 @@ impl Journal {
         eventually(SOON, || {
             lines = propagated(&self.server)[self.seen..].to_vec();
             let actual = lines.iter().filter(|words| !is_multi_or_exec(words)).count();
-            // An unexpected extra command arrives at the same moment: the same command or the same
-            // timer call writes it.
+            // An unexpected extra command is there too by now: the same command or timer call
+            // writes it.
             actual >= expected.len()
         });
         self.seen += lines.len();

@@ -56,7 +56,7 @@ pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < deadline, "the condition did not hold within {deadline:?}");
-        // Only a pause between two checks. No test depends on its length.
+        // A pause between two checks. No test depends on its length.
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -209,7 +209,7 @@ impl Server {
         self.try_client().expect("the server accepts connections")
     }
 
-    /// Like [`client`](Self::client), where someone else may close the connection at any moment.
+    /// Like [`client`](Self::client), for a connection that the server may close at any moment.
     pub fn try_client(&self) -> io::Result<Client> {
         let mut client = Client::connect(self.port)?;
         client.speak(self.family);

@@ -18,7 +18,7 @@ pub(super) fn build(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     fs::create_dir_all(folder).expect("a folder for temporary files");
     let object = folder.join(format!("{name}.so"));
-    // Other test programs may be loading the file, so it appears by a rename, complete.
+    // Other test programs may be loading the file, so build it under another name and rename it.
     let unfinished = folder.join(format!("{name}-{}.so", std::process::id()));
     let status = Process::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-o"])

@@ -28,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Scope {
     pub keys: usize,
     pub databases: usize,
-    /// Whether holds may be bound to their connection. Such holds end with a server, while others
-    /// survive it.
+    /// Whether holds may be bound to their connection. Such holds end when their server dies; other
+    /// holds survive it.
     pub sessions: bool,
 }
 

@@ -4,8 +4,9 @@
 //! All connections are open on both sides of a comparison; only the number of waiters differs.
 //! Either all wait for one lock, or they form a chain: the owner of each lock waits for the next
 //! one. A probe then joins again and again. It waits for the lock that all others wait for; or
-//! joins at the back of the chain, which it would have to follow to its end; or at its front, where
-//! the whole chain waits for it; or links two halves of the chain, so that both ends are far away.
+//! joins at the back of the chain, so that a search from it would follow the whole chain; or at the
+//! front, so that the whole chain waits for it; or links two halves of the chain, so that both ends
+//! are far away.
 
 use std::time::Duration;
 

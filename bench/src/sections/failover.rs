@@ -86,7 +86,8 @@ fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
         let lease_ms = 1000 * lease_s;
         fleet.configure(&format!("rlock.max-lease-ms {lease_ms} rlock.min-replicas 1"))?;
         let quarantine_ms = lease_ms + LAG_MS + MARGIN_MS;
-        // Not at the master: it has started without data, so it would be in quarantine itself.
+        // Not at the master: it has started without data, so the settings would put it into
+        // quarantine.
         for replica in &mut fleet.replicas {
             call(replica, &format!("CONFIG SET rlock.quarantine-ms {quarantine_ms} rlock.quarantine-after failover"))?;
         }
@@ -105,9 +106,9 @@ fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
     Ok(clock::as_ms(took))
 }
 
-/// The settings of a master with one replica, which it needs in order to grant, or not. The
-/// permitted lag is long, because the replica falls behind a client that only acquires and
-/// releases.
+/// The settings under which a master does not need its replica in order to grant, and those under
+/// which it does. The permitted lag is long, because the replica falls behind a client that only
+/// acquires and releases.
 const WITHOUT: &str = "rlock.min-replicas 0 rlock.quarantine-after empty";
 const WITH: &str = "rlock.min-replicas 1 rlock.quarantine-after failover rlock.max-replica-lag-ms 60000";
 

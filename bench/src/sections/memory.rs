@@ -10,8 +10,8 @@ use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 /// No lease ends during a round, however slow the machine.
 const LEASE_MS: u64 = 24 * 3_600_000;
 
-/// The number of locks with short names: fewer, because the server's own tables have a different
-/// share then.
+/// The number of locks with short names. It is smaller, so that the server's own tables have
+/// another share.
 const SHORT_NAMED: usize = 200_000;
 
 /// The lengths of the names of locks and owners.

@@ -1,7 +1,7 @@
 //! The time from the deadline of a lease to the grant of the next waiter.
 //!
 //! The lease begins when the server executes the ACQUIRE, between the sending and the answer. The
-//! time is counted from the sending. So every figure is an upper bound, by at most one round trip,
+//! client counts the lease from the sending. So every figure is too high by at most one round trip,
 //! and a grant before the counted deadline is certainly an error.
 
 use std::thread;

@@ -31,8 +31,9 @@ pub(super) struct Notice {
 }
 
 impl Notice {
-    /// A lock that is renewed in time is always valid for two thirds of its lease and of its
-    /// session grace. SIGTERM therefore comes at most a third before the end.
+    /// A lock that is renewed in time is always valid for at least two thirds of its lease, and of
+    /// its session grace. So SIGTERM comes at most a third of that time before the end, and never
+    /// while renewals succeed.
     pub(super) fn new(options: &Run) -> Self {
         let session = options.session.filter(|grace| !grace.is_zero()).unwrap_or(options.lease);
         let third = options.lease.min(session) / 3;
@@ -40,8 +41,8 @@ impl Notice {
         Self { before: kill_after.min(third), kill_after }
     }
 
-    /// Whether a signal may be the reason of an end that follows after this time. An older signal
-    /// is not, such as a SIGHUP that made the command reload its settings.
+    /// Whether the command may have ended because of a signal that it got this long before. An
+    /// older signal, such as a SIGHUP that made the command reload its settings, is not the reason.
     fn explains_an_end(&self, after: Duration) -> bool {
         after <= self.kill_after.max(LONGEST_NOTICE)
     }
@@ -124,8 +125,8 @@ async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Sig
     end_group(guard, command, signals, if is_killed { Instant::now() } else { kill_at }, was_lost).await;
 }
 
-/// Waits for the processes that the command has left in its group. A signal has asked them to end
-/// too. They get SIGKILL at `kill_at` or when the lock is lost, whichever comes first.
+/// Waits for the processes that the command has left in its group, and that got the same signal.
+/// They get SIGKILL at `kill_at` or when the lock is lost, whichever comes first.
 async fn end_group<K: Kind>(
     guard: &Guard<K>,
     command: &Command,

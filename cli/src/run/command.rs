@@ -1,8 +1,8 @@
 //! The process of the command: starting, signalling and waiting for it.
 //!
-//! At a terminal the command stays in rlock's process group, so that both get typed signals, both
-//! may read, and the shell stops and continues both. Otherwise it gets its own group, and rlock
-//! sends signals to the group.
+//! At a terminal the command stays in rlock's process group, so that the terminal sends typed
+//! signals to both, both may read, and the shell stops and continues both. Otherwise it gets its
+//! own group, and rlock sends signals to the group.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -114,8 +114,8 @@ fn is_at_terminal() -> bool {
     tcgetpgrp(io::stdin()).is_ok() || File::open("/dev/tty").is_ok_and(has_front)
 }
 
-/// Makes the kernel kill the command when rlock dies without a chance to do it, such as by SIGKILL
-/// or the OOM killer.
+/// Makes the kernel kill the command when rlock dies without a chance to kill it, such as by
+/// SIGKILL or the OOM killer.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "there is no other way to act between fork and exec")]
 fn die_with_parent(command: &mut std::process::Command) {

@@ -80,13 +80,13 @@ async fn release<K: Kind>(guard: Guard<K>, _keep: Duration) -> Result<(), Error>
 fn name_server(url: &str, error: Error) -> Failure {
     let failure = Failure::from(error);
     if failure.is_about_missing_module() {
-        // The server was reached. All subcommands print this message.
+        // The server was reached, so the message needs no address.
         return failure;
     }
     Failure { message: format!("{}: {}", without_password(url), failure.message), ..failure }
 }
 
-/// Awaits `work`, and gives up when a signal arrives. Used until the command runs.
+/// Awaits `work`, and gives up when a signal arrives. Used before the command starts.
 async fn unless_signalled<T>(
     signals: &mut Signals,
     work: impl Future<Output = Result<T, Failure>>,
@@ -115,7 +115,7 @@ async fn make_semaphore(client: &Client, url: &str, key: &[u8], wanted: u32) -> 
             );
             Err(Failure::new(REFUSED, text))
         }
-        // A lock of another kind is refused by the acquisition.
+        // The acquisition refuses a lock of another kind.
         _ => Ok(()),
     }
 }

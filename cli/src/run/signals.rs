@@ -14,8 +14,8 @@ const FORWARDED: [Signal; 6] = [Signal::HUP, Signal::INT, Signal::QUIT, Signal::
 pub(crate) struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
-    /// Starts to receive them. A signal that was ignored when rlock started (nohup(1), a background
-    /// job of a script) stays ignored, by the command too.
+    /// Starts to receive the signals. A signal that was ignored when rlock started (nohup(1), a
+    /// background job of a script) stays ignored, by the command too.
     pub(crate) fn listen() -> io::Result<Self> {
         // The parent may have ignored SIGCHLD, and the kernel would then discard the exit status of
         // the command. Tokio's handler replaces that setting, and stays when the listener is

@@ -76,7 +76,7 @@ pub(crate) async fn top(url: &str, options: Top) -> Result<u8, Failure> {
     outcome
 }
 
-/// What to do after the pressed keys.
+/// The next step after the pressed keys.
 enum Next {
     Quit,
     Continue,
@@ -90,7 +90,7 @@ async fn watch(
 ) -> Result<u8, Failure> {
     let mut view = View::new(&without_password(url));
     loop {
-        // Keys work while the requests take their time.
+        // Handle keys while the requests run.
         let taken = {
             let survey = Survey::take(&mut observer, options.count);
             let mut survey = std::pin::pin!(survey);

@@ -32,7 +32,7 @@ pub struct View {
     offset: usize,
     /// Whether the screen is paused.
     pub is_paused: bool,
-    /// Why the content is not newer.
+    /// The error of the last update, if it failed.
     pub trouble: Option<String>,
 }
 
@@ -49,8 +49,8 @@ impl View {
         self.survey.taken_at.is_some()
     }
 
-    /// Shows a new snapshot, unless the screen is paused. Rates are those since the snapshot
-    /// before.
+    /// Shows a new snapshot, unless the screen is paused. Rates cover the time since the previous
+    /// one.
     pub fn show(&mut self, survey: Survey) {
         self.trouble = None;
         if self.is_paused {
@@ -208,7 +208,7 @@ const WIDTHS: [(Column, u16); 9] = [
     (Column::Cell(NOTE), 16),
 ];
 
-/// The columns that a narrow terminal does without, the least important one first.
+/// The columns to drop on a narrow terminal, the least important one first.
 const DROPPED: [Column; 7] = [
     Column::Bar,
     Column::Cell(KIND),
@@ -291,7 +291,7 @@ fn cell(text: String, align: Align) -> Cell<'static> {
     })
 }
 
-/// A bar for a part of the most, which has ten characters.
+/// A bar in proportion to `part`. The bar for `most` has ten characters.
 fn bar(part: i64, most: i64) -> String {
     let eighths = usize::try_from(part.max(0).saturating_mul(80) / most.max(1)).unwrap_or(0).min(80);
     let rest = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"][eighths % 8];

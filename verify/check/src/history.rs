@@ -119,7 +119,7 @@ pub enum Outcome {
     /// A second answer to a waiting request, on its channel.
     AnsweredTwice,
     /// The grant could not be delivered: the connection closed before it or in the same turn, or
-    /// nothing listens to the channel. The server undoes such a grant, unless the lock left for
+    /// nothing listens to the channel. The server undoes such a grant, unless the lock moved to
     /// another server in that turn.
     Undone,
 }
@@ -170,13 +170,13 @@ pub struct History {
     /// The server was always up, a master, and able to write, so it accepted every release, renewal
     /// and cancellation whose connection survived.
     pub accepts_releases: bool,
-    /// At times the server accepted only those, and refused to acquire.
+    /// At times the server refused to acquire, although it accepted releases.
     pub refuses_acquisitions: bool,
     /// The difference between the clocks of servers that take over from each other. A lease may end
     /// that much earlier.
     pub clocks_differ_us: u64,
-    /// When a server took over that may lack the latest changes, such as a release shortly before.
-    /// The lease still applies.
+    /// The takeovers by a server that may lack the latest changes, such as a release shortly
+    /// before. A hold whose release was lost still ends with its lease.
     pub takeovers: Vec<Possible>,
     /// How much longer than requested a lease may last, because the clock of the server that
     /// continues it is behind.

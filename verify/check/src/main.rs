@@ -58,8 +58,8 @@ enum Command {
         /// Only faults whose name contains one of these; all if none is given
         names: Vec<String>,
     },
-    /// Run a long load of all kinds with disconnects; check that memory and latency stay the same
-    /// and that nothing is left over
+    /// Run a long load on locks of all kinds, with disconnects; check that memory and latency stay
+    /// the same and that nothing is left over
     Soak {
         #[command(flatten)]
         load: Load,

@@ -7,13 +7,13 @@
 //!
 //! By default, clients work on a mutant while the wall clock steps. Lines `Fault: …` in the head of
 //! the patch name other faults: the clients then work once under each of them, and have to notice
-//! the mutant under each, if need be in a second, longer run. The rules demand less where more goes
-//! wrong; this shows that the rest can still fail. `Fault: each` stands for all faults. If a patch
+//! the mutant under each, if need be in a second, longer run. The rules excuse more where more goes
+//! wrong; these runs show that they can still fail. `Fault: each` stands for all faults. If a patch
 //! changes the client, the processes of clients are built with it.
 //!
 //! Lines `Rule: …` name rules. Under each fault of the patch, one of these rules has to be broken.
-//! Without such a line any rule counts, except that the server answers: that is no rule about
-//! locks, and counts only if a line names it.
+//! Without such a line any rule counts, except `server lives`: that rule is not about locks, and
+//! counts only if a line names it.
 //!
 //! Lines `Lemma: …` name the step of the proof in docs/guarantees.md that the mutant breaks. Each
 //! step needs a mutant.
@@ -280,7 +280,7 @@ impl Trial {
     /// Runs a test of the module on a mutant.
     fn test(&self, name: &str, program: &Program) -> Result<Tested> {
         let mut cargo = Command::new("cargo");
-        // These names reuse what `make test` has built.
+        // With these names cargo reuses the build of `make test`.
         let program_of_tests = ["test-all", "--quiet", "--test", "module"];
         run(cargo.args(program_of_tests).arg("--no-run").current_dir(&self.root))?;
         let mut cargo = Command::new("cargo");

@@ -1,13 +1,12 @@
 //! Takeovers: a server replaces one that died.
 //!
-//! Replication is asynchronous, so the new server may lack the latest changes of the old one.
-//! Changes that were acknowledged before the takeover are not relied on afterwards. At each
-//! takeover
+//! Replication is asynchronous, so the new server may lack the latest changes of the old one. So
+//! the rules do not rely on changes that the old server acknowledged. At each takeover
 //!
 //! - every known hold ends: another owner may be granted the lock, with a higher token;
 //! - a request without an answer counts as unknown;
-//! - the later calls of an owner that had already asked before prove nothing, although it may hold
-//!   by them. Their tokens still have to be higher.
+//! - the later calls of an owner that had sent a request before prove nothing, although they may
+//!   get it the lock. Their tokens still have to be higher.
 //!
 //! All other rules stay: tokens rise across all servers, one server never grants two owners at
 //! once, and no request waits for a free lock.
@@ -99,7 +98,7 @@ impl Forgotten {
     }
 }
 
-/// A grant is relied on until the takeover at the latest.
+/// The rules rely on a grant until the takeover at the latest.
 fn end_at(one: &mut Operation, killed_us: u64) {
     let left_ms = killed_us.saturating_sub(one.sent_us) / US_PER_MS;
     if let (Call::Renew { .. }, Outcome::Number(told_ms)) = (one.call, &mut one.outcome) {

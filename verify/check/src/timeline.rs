@@ -135,7 +135,7 @@ impl Timeline {
         self.may_be_taken(until_us.saturating_add(self.lease_slack_us));
     }
 
-    /// Notes that the current owner may have held until then.
+    /// Notes that the current owner may have held until this time.
     fn may_be_taken(&mut self, until_us: u64) {
         self.had_until_us = self.had_until_us.max(Some(until_us));
     }

@@ -1,5 +1,5 @@
-//! A fault excuses what it explains, and nothing more: histories of broken locks in the middle of
-//! faults, which a rule must report. Also rules that apply to every kind of lock.
+//! A fault excuses its own consequences, and nothing more: in these histories a guarantee is broken
+//! while a fault happens, and a rule must report it. Some tests apply a rule to every kind of lock.
 
 mod scripted;
 
@@ -21,8 +21,8 @@ const fn acquire(count: u32, lease_ms: u64, block_ms: Option<u64>) -> Call {
 const TRY: Call = acquire(1, 5_000, None);
 const WAIT: Call = acquire(1, 5_000, Some(3_000));
 
-/// Guarantee 3: only an owner that already holds passes the queue, and on a semaphore not even that
-/// one. Of 4 permits 1 + 2 are held, and owner 3 waits for 3. Then owner 1 is given the free
+/// Guarantee 3: only an owner that already holds passes the queue, and on a semaphore not even such
+/// an owner. Of 4 permits 1 + 2 are held, and owner 3 waits for 3. Then owner 1 is given the free
 /// permit. At 31 ms all four are in use, so owner 3 was surely not granted before.
 #[test]
 fn holder_of_permits_does_not_pass_a_waiter_for_more_than_is_free() {
@@ -41,7 +41,8 @@ fn holder_of_permits_does_not_pass_a_waiter_for_more_than_is_free() {
     assert_eq!(broken(Outcome::Granted(5), Outcome::Granted(7)), [Rule::FirstComeFirstServed]);
 }
 
-/// The same, but no waiter is passed: the earlier one may have been granted before.
+/// Like the test above, but owner 1 passes no waiter: the earlier request may have been granted
+/// before.
 #[test]
 fn holder_of_permits_gets_more_after_the_earlier_waiter() {
     let broken = |released: [u64; 2], wish: Call, waits: [u64; 2], comes_first: bool| {

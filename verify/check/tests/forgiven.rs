@@ -1,6 +1,6 @@
 //! Histories that break a guarantee of docs/guarantees.md and that a rule must report. Each is a
-//! correct history with one thing changed; the correct one is checked too. And correct histories
-//! that look wrong.
+//! correct history with one thing changed; the correct one is checked too. Other histories look
+//! wrong and are correct.
 
 mod scripted;
 

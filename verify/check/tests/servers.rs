@@ -1,5 +1,5 @@
-//! Made-up servers break the rules about what a run observes of its servers, and not of its
-//! clients.
+//! Fake servers break the rules that a run checks on its servers. The other rules check what its
+//! clients record.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -115,7 +115,7 @@ impl Script for Telling {
     }
 }
 
-/// Requests that end without a client's doing, all with one outcome.
+/// Requests that the server ends on its own, all with one outcome.
 pub struct Ending<'e> {
     ended: &'e mut Ended,
     outcome: Outcome,
@@ -191,7 +191,7 @@ impl<'e> Draining<'e> {
         }
     }
 
-    /// Starts with more locks while fewer than [`AT_ONCE`] are under way.
+    /// Begins to hand over more locks while fewer than [`AT_ONCE`] are under way.
     fn begin_some(&mut self, outbox: &mut Outbox) {
         while self.begun < self.ended.shape.names && self.begun - self.served + self.releases - self.released < AT_ONCE
         {

@@ -8,8 +8,8 @@ use super::stage::{Crowd, FOREVER, HOLDER, LOCK, LONG_LEASE_MS, Stage, acquire, 
 use crate::names;
 use crate::report::Unit;
 
-/// One server takes no more connections than this file's measurements leave room for, so the
-/// longest queue of connections is shorter than that of places.
+/// The number of waiters with a connection. It is smaller than that of places, because the server
+/// limits connections (`MAX_CLIENTS`).
 const CONNECTED: usize = 8000;
 const PLACES: usize = 20_000;
 const HOLDS: usize = 300_000;

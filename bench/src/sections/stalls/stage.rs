@@ -23,7 +23,7 @@ pub const LONG_LEASE_MS: &[u8] = b"86400000";
 pub const FOREVER: [&[u8]; 4] = [b"PX", LONG_LEASE_MS, b"BLOCK", b"0"];
 /// The lock of a case with a single lock.
 pub const LOCK: &[u8] = b"lock";
-/// The owner that holds what the others wait for. Their numbers are lower.
+/// The owner that holds the locks of a case. The other owners have lower numbers.
 pub const HOLDER: usize = 1_000_000;
 
 const PING_INTERVAL: Duration = Duration::from_micros(200);
@@ -46,7 +46,7 @@ pub struct Watched {
     pub server_waited_ms: f64,
     /// How long the PING thread waited for a CPU: it may have missed a pause of that length.
     pub pings_waited_ms: f64,
-    /// How long all work took that the case has caused.
+    /// How long all the work of the case took.
     pub took_ms: f64,
 }
 

@@ -20,8 +20,8 @@ const UNHEARD: Duration = Duration::from_millis(2_500);
 /// Log lines that a healthy server never writes.
 const FAULTS_IN_LOG: [&str; 4] = ["rlock: internal error", "crashed by signal", "ASSERTION FAILED", "BUG REPORT START"];
 
-/// Logged by a replica that differs from its master, or by a server whose file differs from what
-/// was done.
+/// Logged by a replica whose value does not fit an effect of its master, or by a server that finds
+/// such an effect in its append-only file.
 const DIFFERS: &str = "could not be applied";
 
 /// Whether a server has ended or is about to: writing its crash report may take a while.
@@ -70,8 +70,8 @@ pub fn check_leftovers(control: &mut Connection, keys: &[Key], violations: &mut 
     }
 }
 
-/// Checks that a server has no key left. Semaphores never go by themselves, so they are deleted
-/// first, and the last short lease may still have to expire.
+/// Checks that a server has no key left. No server removes a semaphore on its own, so this deletes
+/// semaphores first. It then waits until the last short lease has expired.
 ///
 /// # Errors
 ///

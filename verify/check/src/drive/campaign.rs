@@ -54,7 +54,7 @@ pub struct Report {
     pub locks: usize,
     /// The broken rules.
     pub violations: Vec<Violation>,
-    /// How the fault was made, if there is more than one way.
+    /// How the campaign made the fault, if there is more than one way.
     pub way: Option<&'static str>,
 }
 
@@ -67,8 +67,9 @@ pub(super) struct Limits {
     pub(super) wait_ms: u64,
 }
 
-/// The lease is longer than any wait, so a waiter that is granted can still believe in its hold.
-/// But a lock that is lost with its client expires too late for the requests that wait for it.
+/// The lease is longer than any wait. A client counts its lease from the sending of the request, so
+/// after a wait some of it is left. But requests that wait for the lock of a lost client time out
+/// before its lease expires.
 pub(super) const LONG_LEASES: Limits = Limits { lease_ms: 5_000, wait_ms: 3_000 };
 
 /// Where a release may be lost with the server that received it, the lock becomes free only when
@@ -81,7 +82,7 @@ const CLIENTS_PER_SET: u64 = 6;
 /// A request for many keys takes at most three mutexes.
 const LEAST_SETS: u64 = 3;
 
-/// The number of client processes. One of them is stopped at a time, while the others get on.
+/// The number of client processes. One of them is stopped at a time, while the others continue.
 const PROCESSES: u64 = 3;
 
 /// All keys and channels of a campaign end with this tag, so in a cluster they share one slot.

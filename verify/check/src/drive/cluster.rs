@@ -1,7 +1,7 @@
 //! A cluster of two nodes: a slot moves from one to the other, or a replica takes over.
 //!
-//! A move is completed whatever happens to the nodes meanwhile: its steps are repeated until both
-//! agree where the slot is. Nothing else moves it back.
+//! [`move_slot`] completes a move whatever happens to the nodes meanwhile: it repeats the steps
+//! until both agree where the slot is.
 
 use std::thread;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub fn wait_until_it_is_up(node: &Server) -> Result<()> {
 pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
     let id = text(Connection::open(master.address())?.ask("CLUSTER MYID")?)?;
     let mut there = Connection::open(replica.address())?;
-    // It may not know yet that the other node is a master.
+    // The second node may not know yet that the first is a master.
     until("the replica did not connect to its master", || {
         // A second request would start over.
         if !info(&mut there)?.contains("role:slave") {
@@ -69,7 +69,7 @@ pub fn replicate(master: &Server, replica: &Server) -> Result<()> {
 }
 
 /// Lets a replica take over by `CLUSTER FAILOVER`, where `how` is `FORCE`, `TAKEOVER` or empty, and
-/// waits until its former master follows it. Returns when it had become the master.
+/// waits until its former master follows it. Returns the time at which it had become the master.
 ///
 /// # Errors
 ///
@@ -86,8 +86,9 @@ pub fn take_over(master: &Server, replica: &Server, how: &str) -> Result<u64> {
             // has not become the master. Meanwhile the other node waits for it.
             taken_over_us = None;
             if now_us() > attempt_ends_us {
-                // Only after the attempt has run out: another request would end it. It ends by
-                // itself if the other node does not agree.
+                // Send the next request only after the attempt has timed out, because a request
+                // ends the attempt before it. An attempt also ends if the other node does not
+                // agree.
                 here.call(&format!("CLUSTER FAILOVER {how}"));
                 attempt_ends_us = now_us() + ATTEMPT_US;
             }
@@ -125,7 +126,8 @@ pub fn move_slot(
 ) -> Result<()> {
     let deadline_us = now_us() + AGREE_US;
     loop {
-        // A node that was killed refuses for a while. A step that was already taken is refused too.
+        // A node that was killed refuses steps for a while. A node also refuses a step that was
+        // already taken.
         let step = take_step(&ends);
         if matches!(step, Ok(true)) {
             return Ok(());

@@ -33,34 +33,35 @@ pub enum Faults {
     Memory,
     /// The disk of the append-only file is full.
     FullDisk,
-    /// The server closes clients that do not read because of their output buffers, with requests in
-    /// the same buffers.
+    /// Clients request locks and do not read, until their output buffers overflow and the server
+    /// closes them.
     OutputBuffers,
     /// The server is demoted to a replica while clients work, and promoted again.
     Demotion,
     /// The server is killed, and its replica takes over at once, with the data that it has
     /// received.
     Failover,
-    /// Sentinels replace the server by its replica. The server was killed, or lives and does not
-    /// know yet.
+    /// Sentinels replace the server by its replica. The server was killed, or is alive and not
+    /// demoted yet.
     Sentinel,
-    /// Sentinels replace a suspended server by its replica. When it goes on, it is a master until a
-    /// Sentinel demotes it.
+    /// Sentinels replace a suspended server by its replica. When it continues, it is a master until
+    /// a Sentinel demotes it.
     SentinelStop,
-    /// The same as [`Faults::Sentinel`]. In between, connections are ended by CLIENT KILL, or lost.
+    /// Like [`Faults::Sentinel`]. In between, CLIENT KILL ends connections, or the network loses
+    /// them.
     SentinelStorms,
     /// The slot of all keys moves back and forth between two nodes of a cluster.
     SlotMoves,
-    /// The same. Now and then one node, or both at once, are killed during a move, and restart with
-    /// what is on their disks.
+    /// Like [`Faults::SlotMoves`]. Now and then one node, or both at once, are killed during a
+    /// move, and restart with the data on their disks.
     SlotMovesAndKills,
     /// A replica in a cluster takes over by `CLUSTER FAILOVER`, in agreement with its master:
     /// nothing may be lost.
     ClusterFailover,
-    /// The same with `FORCE`: the other nodes vote, but the master is not asked, and both may be
-    /// masters for a moment.
+    /// Like [`Faults::ClusterFailover`] with `FORCE`: the other nodes vote, but the replica does
+    /// not ask its master, and both may be masters for a moment.
     ClusterForce,
-    /// The same with `TAKEOVER`: the replica asks no other node.
+    /// Like [`Faults::ClusterFailover`] with `TAKEOVER`: the replica asks no other node.
     ClusterTakeover,
     /// Like [`Faults::Kill`], for the node of a cluster that has the slot.
     KillInCluster,
@@ -176,9 +177,9 @@ impl Faults {
         self == Self::FullDisk
     }
 
-    /// How far the clock of a replica is behind its master's when it takes over. Without an
-    /// agreement between the two the clocks are the same: a replica that lacks some tokens gives
-    /// higher ones only if its clock is behind by less than the takeover takes.
+    /// How far the clock of a replica is behind its master's when it takes over. If it takes over
+    /// without the master's agreement, the clocks are equal: the replica may lack some tokens, and
+    /// gives higher ones only if its clock is behind by less than the takeover takes.
     pub(super) fn replica_is_behind_us(self) -> u64 {
         if self == Self::ClusterFailover { BEHIND_US } else { 0 }
     }

@@ -36,7 +36,7 @@ pub struct Faulty {
 pub struct Row {
     /// The fault.
     pub fault: Faults,
-    /// How it was made, if there is more than one way.
+    /// How the campaign made the fault, if there is more than one way.
     pub way: Option<&'static str>,
     /// The server.
     pub server: String,

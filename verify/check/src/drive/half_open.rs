@@ -1,6 +1,6 @@
-//! A network between clients and a server that loses connections. First both ends hear nothing for
-//! a while, then the client sees its connection closed, and only later the server does. Until then
-//! the connection is half open to the server.
+//! A network between clients and a server that loses connections. First neither end receives
+//! anything for a while. Then the client sees its connection closed. The server sees that only
+//! later; until then the connection is half open for it.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -56,9 +56,9 @@ impl Network {
         let (wires, server) = (Arc::clone(&network.wires), Arc::clone(&network.server));
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // The lock is held until the connection is registered. Otherwise `route_to` would
-                // not close it, and it would lead to a server that was killed and is a master again
-                // until it follows another one.
+                // This holds the mutex until the connection is registered. Otherwise `route_to`
+                // might not close the connection. It would lead to a server that was killed,
+                // restarted, and is a master until it follows the new one.
                 let server = server.lock().unwrap_or_else(PoisonError::into_inner);
                 // A server that is down refuses, and so does the network.
                 let _ = connect(client, *server, &wires);

@@ -22,11 +22,11 @@ use crate::history::{Outcome, Rule, Violation};
 use crate::takeovers;
 use crate::timeline::Possible;
 
-/// When clients cannot expect from the server what they may expect at other times.
+/// The times at which clients may expect less of the server than usual.
 #[derive(Debug, Default)]
 pub(super) struct Interruptions {
-    /// Pairs of moments: the server was lost, and another server had taken over that may lack some
-    /// of its changes.
+    /// Pairs of times: when a server was lost, and when another one, which may lack some of its
+    /// changes, had taken over.
     pub(super) takeovers_us: Vec<u64>,
     /// When the server granted nothing, so that its replica could catch up.
     pub(super) pauses: Vec<Possible>,
@@ -47,7 +47,8 @@ impl Interruptions {
         all
     }
 
-    /// Notes a pause. It begins after the pauses before it, but possibly within the last one.
+    /// Records a pause. It begins after the earlier pauses began, but possibly before the last one
+    /// ended.
     fn pause(&mut self, from_us: u64, until_us: u64) {
         match self.pauses.last_mut() {
             Some(last) if from_us <= last.until_us => last.until_us = last.until_us.max(until_us),
@@ -85,8 +86,8 @@ const STEP_MS: i64 = 3_600_000;
 const BACK_MS: i64 = 100;
 const GOES_BACK: f64 = 0.3;
 
-/// How often the disk is full, or the server a replica, for a long time, besides the first time. By
-/// the end, every wait that began before is overdue by more than the slack.
+/// The share of full disks and demotions, besides the first one, that last for a long time: at the
+/// end, every wait that began before is overdue by more than the slack.
 const LONG: f64 = 0.1;
 const LONG_TIME: Duration = Duration::from_secs(6);
 
@@ -95,10 +96,10 @@ const BIG_BYTES: usize = 1_000_000;
 const BIG_REPLIES: usize = 30;
 
 /// Waits at the old master end within this time after a replica took over. Waits with `NOTIFY` end
-/// when its module next looks at its role.
+/// when the module next checks the role.
 const WAITS_END_US: u64 = 2_000_000;
-/// How often a rest follows a pause, besides the first time. It shows whether a request waits in
-/// vain: it lasts for the rest of the pause, the slack, and one more second.
+/// The share of pauses, besides the first one, that a rest follows. The rest shows whether a
+/// request waits in vain: it lasts for the rest of the pause, the slack, and one more second.
 const QUIET: f64 = 0.2;
 const QUIET_TIME: Duration = Duration::from_secs(6);
 
@@ -122,9 +123,9 @@ const WRITES_AGAIN_US: u64 = 5_000_000;
 
 /// A move that takes longer than this counts as a pause. While a slot moves, a waiter whose key was
 /// removed in the meantime is not served: at the source node the key may already have moved, and
-/// the target node does not have the slot yet. A request that waits at the source may even wait
-/// until the slot is back, if it returns before the server looks at its blocked clients. Two
-/// shorter moves, and the time between them, take less than the slack.
+/// the target node does not have the slot yet. If the slot is back before the source node checks
+/// its blocked clients, a request that waits there may wait for all that time. Two shorter moves,
+/// and the time between them, take less than the slack.
 const LONG_MOVE_US: u64 = 500_000;
 
 /// How often one node, or both, are killed at a step of a move.
@@ -300,7 +301,7 @@ enum Ends {
 }
 
 impl Harm<'_> {
-    /// Waits for a while without faults, the first time and now and then.
+    /// Waits for a while without faults: at its first call, and then now and then.
     fn rest(&mut self, random: &mut StdRng) {
         if !self.has_rested || random.random_bool(QUIET) {
             self.has_rested = true;
@@ -400,14 +401,14 @@ impl Harm<'_> {
         Ok(is_long)
     }
 
-    /// Lets the replica of a cluster take over. Returns when it had become the master.
+    /// Lets the replica of a cluster take over. Returns the time at which it had become the master.
     fn take_over(&mut self, how: &str) -> Result<u64> {
         let taken_over_us = cluster::take_over(self.master, self.replica, how)?;
         self.change_places();
         Ok(taken_over_us)
     }
 
-    /// Treats the other server as the master from now on. It redirects the clients.
+    /// Treats the other server as the master from now on. The cluster redirects the clients.
     fn change_places(&mut self) {
         std::mem::swap(self.master, self.replica);
         std::mem::swap(&mut self.clock, &mut self.clock_of_replica);

@@ -13,7 +13,7 @@ use crate::history::Mode;
 /// A lease that expires before its owner looks, unless it is renewed.
 const RENEWED_LEASE_MS: u64 = 20;
 
-/// How much longer than its lease an owner that comes back too late is busy.
+/// By how much the work of an owner that comes back too late exceeds its lease.
 const LATE_BY_MS: u64 = 15;
 
 /// How often a client requests a lock of its own in a row.

@@ -1,5 +1,5 @@
-//! Holds of each kind, changed in each way, to compare a replica with its master. After the replica
-//! was promoted, they are released there.
+//! Holds of each kind, changed in each way, to compare a replica with its master. After the
+//! promotion of the replica, they are released there.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use redis::Value;
 use super::wire::{Connection, now_us};
 use crate::history::{Outcome, Rule, Violation};
 
-/// The commands that make the holds. None of these ends by itself during the comparison.
+/// The commands that make the holds. The last hold expires before the comparison; all others
+/// outlast it.
 const STEPS: &[&str] = &[
     "RLOCK.ACQUIRE parade:taken a PX 60000",
     "RLOCK.ACQUIRE parade:twice a PX 60000 REQ 5",

@@ -1,8 +1,9 @@
 //! Clients in their own processes, which can be stopped with SIGSTOP for longer than their leases.
 //!
 //! They use the crate `rlock-client`, because the client decides how long a lock counts as held.
-//! Each client checks its guard again and again, and the rules check the last time at which the
-//! guard said that it holds. The other clients of a campaign compute their leases themselves.
+//! Each client checks its guard again and again, and records the last time at which the guard
+//! reported the lock as held. The rules check these times. The other clients of a campaign compute
+//! their leases themselves.
 //!
 //! A process of clients is this program itself, called with [`COMMAND`]. It writes a line for each
 //! acquisition.
@@ -262,8 +263,8 @@ async fn hold<K: rlock_client::Kind>(lock: Lock<K>, random: &mut StdRng, sent_us
     let gives_up_us = granted_us + 1000 * random.random_range(0..=LONGEST_HOLD_MS);
     let mut held_us = sent_us;
     loop {
-        // If the process is stopped between the two, the guard answers later than the recorded
-        // time. If it holds then, it held at the recorded time too.
+        // If the process is stopped between these two calls, the guard answers later than the
+        // recorded time. A guard that holds then also held at the recorded time.
         let asked_us = now_us();
         if !guard.is_held() {
             break;

@@ -15,7 +15,8 @@ const BEGINS_IN: Duration = Duration::from_secs(5);
 /// vain: the slack, and one more second.
 const REST_US: u64 = SLACK_US + 1_000_000;
 
-/// The reason why a history of a campaign of this length proves nothing, if so.
+/// The reason why a history of a campaign of this length proves nothing; `None` if it proves
+/// something.
 pub(super) fn why_it_proves_nothing(faults: Faults, lasts: Duration, history: &History) -> Option<&'static str> {
     let asked = || history.operations.iter().filter(|one| matches!(one.call, Call::Acquire { .. }));
     let is_granted = |one: &Operation| one.token().is_some();
@@ -40,8 +41,8 @@ pub(super) fn why_it_proves_nothing(faults: Faults, lasts: Duration, history: &H
     }
 }
 
-/// Whether one of the pauses was followed by a long enough rest. A first pause in the second half
-/// may be too late for one; by then waits without a pause were checked.
+/// Whether a long enough rest followed one of the pauses. If the first pause is in the second half
+/// of the campaign, no rest is needed: enough waits without a pause were checked before.
 fn has_rest(pauses: &[Possible], half_us: u64, end_us: u64) -> bool {
     let next_us = pauses.iter().skip(1).map(|next| next.from_us).chain([end_us]);
     pauses.first().is_none_or(|first| first.from_us > half_us)

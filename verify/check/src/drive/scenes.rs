@@ -14,7 +14,7 @@ use crate::timeline::SLACK_US;
 /// A lease that expires while a request waits for it.
 const FORGOTTEN_LEASE_MS: u64 = 100;
 
-/// How much later than the end of its claim an owner that misses it comes.
+/// By how much an owner misses the end of its claim.
 const EXPIRED_BY_MS: u64 = 15;
 
 /// The longest time for which a lock is kept closed.
@@ -92,7 +92,8 @@ impl Worker {
         }
     }
 
-    /// Takes all free permits. Neither their number is known before, nor their token afterwards.
+    /// Takes all free permits. The client does not know their number before, and the reply has no
+    /// token.
     pub(super) fn drain(&mut self) -> Result<()> {
         let party = Party { asked: 1, ..self.party(|kind| kind == Kind::Semaphore) };
         let lease_ms = self.limit(Wish::TRY).lease_ms;
@@ -440,8 +441,8 @@ impl Worker {
     }
 }
 
-/// The answer to a request for many keys, for each of them. If their number is wrong, each gets the
-/// number of answers received, which no rule accepts.
+/// The answers to a request for many keys, one for each key. If their number is wrong, each gets
+/// the number of answers received, which no rule accepts.
 fn of_each(answer: Result<Value, RedisError>, keys: usize, read: impl Fn(Outcome) -> Outcome) -> Vec<Outcome> {
     match answer {
         Ok(Value::Array(each)) if each.len() == keys => each.iter().map(|one| read(number(one))).collect(),

@@ -28,8 +28,8 @@ pub struct Program {
     pub module: PathBuf,
     /// Which data the server writes to its disk.
     pub disk: Disk,
-    /// Whether clients get lost while they wait. Each of them costs a fair lock its grace, so that
-    /// is short then.
+    /// Whether clients get lost while they wait. A fair lock waits for each of them for the grace,
+    /// so the grace is short then.
     pub loses_clients: bool,
     /// Whether the server is a node of a cluster.
     pub is_cluster: bool,
@@ -269,8 +269,8 @@ fn spawn(
 ) -> Result<Child> {
     let module =
         fs::canonicalize(&program.module).with_context(|| format!("no module at {}", program.module.display()))?;
-    // With SIGXFSZ ignored, a file that may not grow is an error for the server instead of its end.
-    // The server ends with this thread, however the process ends.
+    // With SIGXFSZ ignored, the server gets an error when a file may not grow, instead of being
+    // killed. The server ends with this thread, however the process ends.
     let mut command = Command::new("sh");
     if let Some(disk) = disk {
         command = disk.command();

@@ -41,8 +41,8 @@ impl SmallDisk {
         })
     }
 
-    /// A command that runs the program and the arguments that are added to it, with the disk. The
-    /// program replaces the process that the command starts.
+    /// A command that mounts the disk and executes the program that the caller adds, with its
+    /// arguments. The program replaces the process that the command starts.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new("unshare");
         command.args(self.unshare).args(["--", "sh", "-c", MOUNT]).arg(&self.folder).arg(SIZE);

@@ -1,6 +1,6 @@
-//! A long load of all kinds with disconnects, in rounds on one server. After each round, when all
-//! clients have left, nothing may be left over; the recorded history is checked; and the server's
-//! memory and latency are measured.
+//! A long load on locks of all kinds, with disconnects, in rounds on one server. After each round
+//! all clients leave. Then the checker makes sure that nothing is left over, checks the recorded
+//! history, and measures the server's memory and latency.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ const MOST_SLOWDOWN: f64 = 1.5;
 /// comparison.
 const FEWEST_TO_COMPARE: usize = 40;
 
-/// With more rounds than this, the slope of the memory means something.
+/// The slope of the memory is meaningful only with more rounds than this.
 const FEWEST: usize = 10;
 
 /// How many pairs of ACQUIRE and RELEASE are timed after each round.
@@ -94,7 +94,7 @@ pub fn soak(
         let keys = campaign.make_keys(&mut Connection::insist(master.address())?)?;
         let (seen, _) = campaign.record(&mut master, &mut replica, &clocks, &keys, &mut soaked.violations)?;
         operations += seen.len();
-        // Earlier connections were cut like all others.
+        // The round may have cut the control connection before it.
         let mut control = Connection::insist(master.address())?;
         soaked.violations.extend(rules::check(&mut History {
             keys: keys.to_vec(),
@@ -122,7 +122,7 @@ pub fn is_long_enough(samples: &[Sample]) -> bool {
     samples.len() > FEWEST
 }
 
-/// The kinds of memory that have grown by more than rounds differ.
+/// The kinds of memory that have grown by more than the difference between rounds.
 fn growth(samples: &[Sample]) -> Vec<Violation> {
     let (true, Some(first), Some(last)) = (is_long_enough(samples), samples.get(1), samples.last()) else {
         return Vec::new();
@@ -149,7 +149,7 @@ fn has_slowed_down(samples: &[Sample]) -> Option<Violation> {
 }
 
 /// The growth per hour: the slope of the line through all samples but the first, in which the
-/// server allocates what it will use.
+/// server allocates memory that it keeps.
 #[must_use]
 pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 {
     let samples = samples.get(1..).unwrap_or_default();
@@ -162,8 +162,8 @@ pub fn slope_by_hour(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> f64 
 
 /// The duration of a pair at the end relative to the start, each counted in PINGs of its round, so
 /// that the machine's own speed does not count. Compares the median of the last tenth of the
-/// samples with that of the first tenth. Of two samples the faster one counts, because disturbances
-/// only slow down. The first sample is ignored.
+/// samples with that of the first tenth. Of each two samples it takes the faster one, because
+/// disturbances only slow a round down. The first sample is ignored.
 #[must_use]
 pub fn slowdown(samples: &[Sample]) -> Option<f64> {
     let samples = samples.get(1..).unwrap_or_default();

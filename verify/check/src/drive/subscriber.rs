@@ -14,7 +14,7 @@ use crate::history::Outcome;
 /// How long one read of the channel waits.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Where a channel lives.
+/// The kind of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subscribes {
     /// On a server outside a cluster (`SUBSCRIBE`).
@@ -50,7 +50,8 @@ impl Subscriber {
         for _ in 0..25 {
             subscriber.listen()?;
             if let Some(at) = subscriber.position(":1\r\n") {
-                // The channel may have left again by now. That message follows, and is kept.
+                // The slot of the channel may have moved away by now. The message about that
+                // follows, and is kept.
                 subscriber.heard.drain(..at);
                 return Ok(subscriber);
             }

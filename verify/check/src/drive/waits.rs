@@ -31,8 +31,8 @@ impl Worker {
         }
     }
 
-    /// Waits without a blocked connection and claims the grant. Until then the hold lasts as long
-    /// as the claim.
+    /// Waits without a blocked connection and claims the grant. Before that the lease of the hold
+    /// is that of CLAIM.
     pub(super) fn be_notified(&mut self) -> Result<()> {
         let mut subscriber = self.listen()?;
         let party = self.party(|_| true);
@@ -88,8 +88,8 @@ impl Worker {
         }
     }
 
-    /// Sends a request whose channel has no subscriber, and another one behind it. The second one
-    /// must get the lock.
+    /// Sends a request whose channel has no subscriber. Another request waits behind it, and must
+    /// get the lock.
     pub(super) fn wait_without_a_subscriber(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {
@@ -154,7 +154,7 @@ impl Worker {
     }
 
     /// Lets a request wait over a connection that closes, while another connection listens to its
-    /// channel, and another request behind it. The second one must get the lock.
+    /// channel. Another request waits behind it, and must get the lock.
     pub(super) fn close_while_waiting(&mut self) -> Result<()> {
         let mut holder = self.own_party();
         if !self.acquire(&mut holder, Wish::WAIT) {

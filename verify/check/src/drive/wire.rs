@@ -20,7 +20,7 @@ const MOST_REDIRECTIONS: u32 = 5;
 pub fn now_us() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let us = Duration::try_from(now).unwrap_or_default().as_micros();
-    // 0 means before everything.
+    // 0 stands for a time before everything.
     u64::try_from(us).unwrap_or(u64::MAX).saturating_add(1)
 }
 
@@ -146,8 +146,8 @@ impl Connection {
         answer
     }
 
-    /// When the last call was sent. A redirected request had no effect before, and waits anew at
-    /// its last node.
+    /// When the last call was sent to the node that answered it. The nodes that redirected it did
+    /// nothing.
     pub(super) fn sent_us(&self) -> u64 {
         self.sent_us
     }

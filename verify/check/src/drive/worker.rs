@@ -53,7 +53,7 @@ pub struct Worker {
     /// The last owners that received the answer that they released their whole hold.
     released: VecDeque<Party>,
     /// An owner whose session ended with its connection, or that was killed in the turn of its
-    /// grant, and the moment from which on the server must have noticed.
+    /// grant, and the time by which the server must have noticed.
     pub(super) closed: Option<(Party, u64)>,
     /// The lock that it holds beside everything else, and since when.
     pub(super) kept: Option<(Party, u64)>,
@@ -112,8 +112,8 @@ impl Wish {
     }
 }
 
-/// The number before the first owner of a client. The seed is in it, so the rounds of a soak never
-/// reuse a name, and data that is kept per name would add up.
+/// The number before the first owner of a client. It contains the seed, so the rounds of a soak
+/// never reuse a name. If the server kept data per name, its memory would grow.
 const fn first_owner(number: u64, seed: u64) -> u64 {
     (number << 40) + ((seed & 0xf_ffff) << 20)
 }
@@ -152,8 +152,8 @@ impl Worker {
         })
     }
 
-    /// For servers and connections that fail: the client goes on afterwards, and asks for no longer
-    /// leases and waits than `limits`, so that other clients get on when it loses a hold.
+    /// For servers and connections that fail: the client continues after a failure. Its leases and
+    /// waits are at most `limits`, so that other clients can continue when it loses a hold.
     #[must_use]
     pub(super) fn among_crashes(self, limits: Limits) -> Self {
         Self { limits, survives: true, ..self }
@@ -342,7 +342,8 @@ impl Worker {
         match self.ask(party, &words, wish.call()) {
             Outcome::Granted(token) => Some(token),
             Outcome::Refused if self.survives => {
-                // The server refuses requests for a while: an immediate retry would teach nothing.
+                // The server refuses requests for a while: an immediate retry would show nothing
+                // new.
                 thread::sleep(Duration::from_millis(2));
                 None
             }
@@ -408,7 +409,7 @@ impl Worker {
         }
     }
 
-    /// A released hold does not come back, whatever happened to the server since.
+    /// Checks that a released hold does not come back, whatever has happened to the server.
     fn look_back(&mut self) {
         if let Some((party, _)) = self.closed.take_if(|(_, known_us)| *known_us < now_us()) {
             self.look(&party);

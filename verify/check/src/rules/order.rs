@@ -1,4 +1,5 @@
-//! First come, first served: while a request waits that ends with nil, no later request is served.
+//! First come, first served: while a request that will end with nil waits, no later request is
+//! served.
 //!
 //! Tokens are given in the order of the grants. Requests are granted at once or from the head of
 //! their key's queue, so on one key the order of the requests is the order of the tokens. The
@@ -28,8 +29,8 @@ pub(super) fn check_queue(key: &Key, grants: &[Grant], violations: &mut Vec<Viol
     }
 }
 
-/// On one key, no later request was granted anything while an earlier one waited that ended with
-/// nil.
+/// On one key, no later request was granted anything while an earlier one, which ended with nil,
+/// waited.
 pub(super) fn check_denied(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {
     let in_line = timeline.grants.iter().filter(|grant| !grant.passes_queue);
     let mut given: Vec<(u64, u64)> = in_line.map(|grant| (grant.order, grant.answered_us)).collect();
@@ -53,7 +54,7 @@ pub(super) fn check_denied(key: &Key, timeline: &Timeline, violations: &mut Vec<
     }
 }
 
-/// On a semaphore, no owner was given more permits while an earlier request waited that was surely
+/// On a semaphore, no owner was given more permits while an earlier request waited and was surely
 /// not granted yet, because too many permits were in use. Sweeps over the additions in the order of
 /// time: an owner makes one call at a time, so few wait or hold at any moment.
 pub(super) fn check_added(key: &Key, timeline: &Timeline, violations: &mut Vec<Violation>) {

@@ -1,7 +1,7 @@
 //! Tokens rise: none is given twice, and each is higher than all tokens that were known at the
 //! earliest moment at which it can have been given.
 //!
-//! A request that waited was granted after the hold before it ended, possibly long after it was
+//! A request that waited was granted when the previous hold had ended, possibly long after it was
 //! sent.
 
 use crate::history::{Key, Kind, Mode, Rule, Violation};
@@ -17,8 +17,8 @@ pub(super) fn grants<'t>(key: &'t Key, timeline: &'t Timeline) -> impl Iterator<
         let latest_first = beliefs.get(..ended).unwrap_or_default().iter().rev();
         let before = latest_first
             .take_while(|belief| belief.until_us > grant.sent_us)
-            // A belief that began after this grant's lease expired may have come later: the answer
-            // may have taken that long.
+            // A belief that began after this grant's lease expired may belong to a later hold: the
+            // answer may have taken that long.
             .filter(|belief| belief.from_us < grant.sent_us + grant.lease_us)
             .find(|belief| belief.owner != grant.owner && excludes(key, belief, grant));
         Grant { sent_us: before.map_or(grant.sent_us, |belief| belief.until_us), ..*grant }

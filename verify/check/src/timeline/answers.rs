@@ -12,7 +12,7 @@ pub(super) fn check_answers(of_owner: &[Operation], violations: &mut Vec<Violati
                 && one.sent_us < other.answered_us
         };
         let is_wrong = match (one.call, one.outcome) {
-            // A close has no answer; the second is not the answer to a call.
+            // A close has no answer, and a second answer belongs to no call.
             (Call::Close { .. }, _) | (_, Outcome::AnsweredTwice) => false,
             (_, Outcome::Refused | Outcome::Unknown) => true,
             (Call::Acquire { .. }, Outcome::Unblocked) => !of_owner.iter().enumerate().any(ends),

@@ -81,7 +81,7 @@ impl Owner<'_> {
     }
 
     /// Whether a request that waited for a fair lock may keep its place there for a grace after the
-    /// answer that ended its wait: if its connection closed, or the lock left with its slot.
+    /// answer that ended its wait: if its connection closed, or the lock moved away with its slot.
     fn leaves_place(&self, outcome: Outcome) -> bool {
         let is_ended = matches!(outcome, Outcome::Unblocked | Outcome::Refused);
         self.circumstances.may_leave || (self.is_fair && is_ended && !self.circumstances.is_undisturbed)
@@ -104,7 +104,7 @@ impl Owner<'_> {
         let order = self.asked.take().unwrap_or(one.order);
         let others = self.held.iter().enumerate().filter(|(mode, _)| *mode != one.mode as usize);
         // An owner whose lease expired before it asked passes no waiter. A request without an
-        // answer may have prolonged it.
+        // answer may have prolonged that lease.
         let differ_us = self.circumstances.clocks_differ_us;
         let may_last = |held: &Held| held.possible_until_us.saturating_add(differ_us) >= one.sent_us;
         let is_unsure = self.unanswered_us.is_some();

@@ -16,9 +16,8 @@ struct Asked {
     keys: Vec<u32>,
 }
 
-/// When each key counts as held because a request at the head of its queue waited for another key:
-/// one that may have been held then, or that itself counted as held. The operations are sorted by
-/// key.
+/// When each key counts as held because a request at the head of its queue waited for another key,
+/// which may have been held then, or itself counted as held. The operations are sorted by key.
 pub(super) fn excuses(operations: &[Operation], of_many: &HashSet<u64>, circumstances: Circumstances<'_>) -> Spans {
     let asked = requests_for_many(operations, of_many);
     let their_keys: HashSet<u32> = asked.iter().flat_map(|one| one.keys.iter().copied()).collect();

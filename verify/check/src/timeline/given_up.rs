@@ -66,7 +66,7 @@ impl Owner<'_> {
         let slot = &mut self.held[one.mode as usize];
         if let Some(mut held) = slot.take() {
             (self.has_given_up, self.closed_us) = (true, Some(one.answered_us));
-            // Where connections get lost, it is unknown how long before the close.
+            // Where connections get lost, this one may have been lost long before the close.
             let grace_us = if self.circumstances.is_undisturbed { grace_ms * US_PER_MS } else { 0 };
             believe(one, &mut held, one.sent_us + grace_us, timeline);
             let until_us = held.possible_until_us.min(one.answered_us + grace_ms * US_PER_MS);

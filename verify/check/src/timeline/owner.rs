@@ -178,7 +178,7 @@ pub(super) fn lost(one: &Operation, held: &Held) -> Violation {
     Violation { rule: Rule::HoldIsKept, story }
 }
 
-/// Notes that the hold surely had its count until then.
+/// Notes that the hold surely had its count until `until_us`.
 pub(super) fn believe(one: &Operation, held: &mut Held, until_us: u64, timeline: &mut Timeline) {
     let until_us = until_us.min(held.sure_until_us);
     if until_us > held.since_us {

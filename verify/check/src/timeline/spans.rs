@@ -91,7 +91,7 @@ pub struct Denied {
     pub owner: u64,
     /// The request's place in the server's order; 0 if unknown.
     pub order: u64,
-    /// It waited at least until then.
+    /// It waited at least until this time.
     pub until_us: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Each rule fails for a correct history with one thing changed. The rules that no history is about
-//! are in `servers.rs`.
+//! Each rule fails for a correct history with one thing changed. The tests in `servers.rs` cover
+//! the rules that check no history.
 
 mod exclusion;
 mod holds;

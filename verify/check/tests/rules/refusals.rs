@@ -65,7 +65,7 @@ fn lock_with_a_place_in_its_queue_is_not_free() {
     assert_eq!(history(acquire(1, None, None)).broken(), [Rule::FreeIsGranted]);
 }
 
-/// It waits at the head of this key's queue for the other key, which is held.
+/// The request waits at the head of this key's queue for the other key, which is held.
 #[test]
 fn key_that_a_request_for_many_waits_for_is_not_free() {
     let history = |asks_for_many: bool| {
