@@ -29,7 +29,7 @@ fn explanation(section: &str) -> &'static str {
         "uncontended" => {
             "A client acquires and releases a free lock. `SET NX PX` with `DEL` is a client that releases without \
              checking the owner; `SET NX PX` with a script is one that checks. Besides its own work, the module pays \
-             for the server's work for every module: the server opens the key, wraps the value, and counts each \
+             for work that the server does for every module: opening the key, wrapping the value, and counting each \
              change."
         }
         "floor" => {
