@@ -82,12 +82,10 @@ fn explanation(section: &str) -> &'static str {
              follows both, up to its limit."
         }
         "failover" => {
-            "A master dies, and one of its two replicas is promoted at once. A Sentinel or a cluster adds the time \
-             that it needs to detect the death. With the settings of \
-             [operations.md](operations.md#failover-without-two-holders) the new master grants nothing until each hold \
-             that its predecessor may have granted has ended: for the longest lease, 3 s of lag, and 1 s more. The \
-             other rows show the cost of the settings while nothing fails: each grant compares a clock with one \
-             number."
+            "A master dies, and one of its two replicas is promoted at once: a Sentinel or a cluster adds the time that it \
+             takes to detect the death. With the settings of [operations.md](operations.md#failover-without-two-holders) \
+             the new master grants nothing until each hold that its predecessor may have given has ended: for the longest \
+             lease, 3 s of lag, and 1 s more. While nothing fails, each grant compares a clock with one number."
         }
         "stalls" => {
             "The longest PING of another client while one client does something expensive. Each case needs only ordinary \
