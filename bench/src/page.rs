@@ -19,48 +19,50 @@ make bench SECTION=memory WRITE=1  # writes one section into this page
 [benchmarks.md](benchmarks.md) compares the module with other locks. This page compares each part of
 the module with what the server itself can do. Each section starts its own server and measures both
 sides in turns. A result is the median of the ratios of the rounds, with the smallest and the largest
-ratio. Costs are CPU time of the server's main thread where the client's own speed would blur the
-result. A missed aim is shown as missed.
+ratio. Where the client's own speed would distort a result, the figure is the CPU time of the
+server's main thread. A missed aim is shown as missed.
 ";
 
 /// Why the figures of a section are what they are.
 fn explanation(section: &str) -> &'static str {
     match section {
         "uncontended" => {
-            "A free lock is acquired and released. `SET NX PX` and `DEL` are the costs of a client that does not check \
-             which owner releases; with a script it does. Besides its own work the module pays for what the server does \
-             for every module: it opens the key, wraps the value, and counts each change."
+            "A client acquires and releases a free lock. `SET NX PX` with `DEL` is a client that releases without \
+             checking the owner; `SET NX PX` with a script is one that checks. Besides its own work, the module pays \
+             for work that the server does for every module: opening the key, wrapping the value, and counting each \
+             change."
         }
         "floor" => {
-            "Steps from an empty command to a lock in scripts, to tell the server's share of a pair from the module's \
-             own. `bare` is a module with the smallest possible lock. To acquire, it opens the key, sets a value and \
-             replies; to release, it opens, compares, deletes and replies."
+            "From an empty command to a lock in scripts: each row adds something, to tell the server's share of a \
+             pair's cost from the module's. `bare` is a module with the smallest possible lock. To acquire, it opens \
+             the key, sets a value and replies; to release, it opens, compares, deletes and replies."
         }
         "handover" => {
-            "One lock is passed around 64 connections, against a list that does the same with `BLPOP` and `RPUSH`. A \
-             client that sleeps waits in `poll`, as most clients do. One that spins polls all the time, so the server is \
-             the bottleneck. A hand-over with `BLOCK` has a cost that `BLPOP` does not have: the server learns of a \
-             module's unblocked client through a pipe. A hand-over with `NOTIFY` needs no connection of its own, but \
-             three messages where `BLPOP` needs two: the reply to the release, the notice to the next owner, and the \
-             reply to its new request, which says that it waits. One lock is one chain: each hand-over waits for the \
-             client and for the server to wake up, whatever the server saves. With many locks at once the messages travel \
-             together. The same messages without a lock (`PUBLISH` to the next client, and `PING`) are the minimum for a \
-             server over the same connections."
+            "64 connections pass one lock around, against a list that does the same with `BLPOP` and `RPUSH`. A client \
+             that sleeps waits in `poll`, as most clients do. One that spins polls all the time, so the server is the \
+             bottleneck. A hand-over with `BLOCK` has a cost that `BLPOP` does not have: a module has to tell the \
+             server through a pipe that a client is no longer blocked. A hand-over with `NOTIFY` needs no connection \
+             of its own, but three messages where `BLPOP` needs two: the reply to the release, the notice to the next \
+             owner, and the reply to its next request, which says that it waits. The hand-overs of one lock form a \
+             chain: each waits until the client and the server have woken up, so saving work in the server hardly \
+             makes them faster. With many locks at once, many messages travel together. The same messages without a \
+             lock (`PUBLISH` to the next client, and `PING`) are the minimum for a server over the same connections."
         }
         "queue-length" => {
-            "The same with few and with many waiters: the server's work for one hand-over does not depend on the number \
-             of waiters."
+            "A hand-over with few and with many waiters: the server's work for it does not depend on the number of \
+             waiters."
         }
         "memory" => {
-            "A lock has data that a string does not have: a token, a count, the granted lease, and an entry in the order \
-             of deadlines, which keeps a copy of the key's name. The server's own part of a module value comes on top."
+            "A lock has data that a string does not have: a token, a count, the granted lease, and an entry in the \
+             order of deadlines, which keeps a copy of the key's name. The server's own memory for a module's value \
+             comes on top."
         }
         "notify" => {
-            "Requests that wait without a blocked connection: the memory for one of them, and the longest PING of another \
-             client while all of them begin to wait, are granted one after the other, lose half of their connections, or \
-             time out within one second. While locks are passed on, a thousand commands are under way at any time, and a \
-             PING waits for all commands before it. The same number of messages, published by clients without a lock, \
-             shows the server's own share of that."
+            "Requests that wait without a blocked connection. Measured are the memory for one of them, and the longest \
+             PING of another client while all of them begin to wait, are granted one after the other, lose half of \
+             their connections, or time out within one second. While the server grants one lock after the other, a \
+             thousand commands are under way at any time, and a PING waits for all commands before it. To show the \
+             server's own share of that, clients publish the same number of messages without a lock."
         }
         "mass-expiry" => {
             "The module expires leases for a few milliseconds at a time, and then lets the server execute other commands. \
@@ -68,7 +70,10 @@ fn explanation(section: &str) -> &'static str {
              before, and with the time that the server waited for a CPU."
         }
         "punctuality" => "The time from the deadline of a lease to the reply of the next owner, as the client sees it.",
-        "fair" => "Taking a place, leaving from the middle, and a hand-over, in a short and in a long queue.",
+        "fair" => {
+            "Three operations in a short and in a long queue: taking a place, leaving from the middle, and a \
+             hand-over."
+        }
         "client" => "The crate rlock-client, against the same commands with redis-rs.",
         "deadlock" => {
             "A request that does not wait searches nothing. The search of one that waits ends after a step or two if its \
