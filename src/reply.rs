@@ -133,9 +133,11 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
         Refusal::NoPermission => {
             "NOPERM this user may no longer acquire the lock; its ACL rules changed while it waited".into()
         }
-        Refusal::NoTokens => "NOTOKENS this server has no fencing tokens left, because a clock or a file was wrong; \
-             see rlock_tokens_left in docs/operations.md"
-            .into(),
+        Refusal::NoTokens => {
+            "NOTOKENS this server has no fencing tokens left, because it loaded a damaged or forged file; \
+             see rlock_tokens_left in docs/operations/monitoring.md"
+                .into()
+        }
         Refusal::MaxPlaces { limit } => {
             format!("MAXWAITERS the queue of this lock may have at most {limit} places; see rlock.max-places").into()
         }

@@ -11,12 +11,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-MODULE = os.environ.get("MODULE", "/root/pack/rlock.so")
+MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/librlock.so"))
 SERVER = os.environ.get("SERVER", "redis-server")
 
 

@@ -163,24 +163,24 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
         Mode::Read => !lock.is_written_by_another(owner, now),
         Mode::Permits => i64::from(request.count) <= lock.available(now),
     };
-    let is_next = match claim(lock, owner, request, now) {
-        Claim::Downgrade => true,
-        Claim::Upgrade => !ahead.upgrade,
+    let is_next = match conversion(lock, owner, request, now) {
+        Conversion::Downgrade => true,
+        Conversion::Upgrade => !ahead.upgrade,
         // Waiters may not have a place yet in a lock that arrived under their name.
-        Claim::None if lock.kind() == Kind::Fair => {
+        Conversion::None if lock.kind() == Kind::Fair => {
             // An expired place gives no precedence. It may still be here if the budget of a turn
             // ran out.
             let is_turn = |first: Place<'_>| first.owner == owner && (first.is_live(now) || !ahead.any);
             lock.queue().and_then(|queue| queue.first()).map_or(!ahead.any, is_turn)
         }
-        Claim::None => !ahead.any,
+        Conversion::None => !ahead.any,
     };
     Ok(if has_room && is_next { Decision::Grant } else { Decision::Wait })
 }
 
 /// How a request relates to its owner's hold in another mode.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Claim {
+enum Conversion {
     /// No relation: it waits its turn.
     None,
     /// A reader asks for WRITE: it goes ahead of the queue, which waits for its READ hold.
@@ -189,18 +189,18 @@ enum Claim {
     Downgrade,
 }
 
-fn claim(lock: &Lock, owner: &[u8], request: &Request, now: Now) -> Claim {
+fn conversion(lock: &Lock, owner: &[u8], request: &Request, now: Now) -> Conversion {
     let holds = |mode| lock.live_hold(owner, mode, now).is_some();
     match request.mode {
-        Mode::Read if holds(Mode::Write) => Claim::Downgrade,
-        Mode::Write if holds(Mode::Read) => Claim::Upgrade,
-        _ => Claim::None,
+        Mode::Read if holds(Mode::Write) => Conversion::Downgrade,
+        Mode::Write if holds(Mode::Read) => Conversion::Upgrade,
+        _ => Conversion::None,
     }
 }
 
 /// Whether a request has to wait ahead of the queue.
 pub(crate) fn is_upgrade(value: Value<'_>, owner: &[u8], request: &Request, now: Now) -> bool {
-    let is_upgrade = |lock| claim(lock, owner, request, now) == Claim::Upgrade;
+    let is_upgrade = |lock| conversion(lock, owner, request, now) == Conversion::Upgrade;
     matches!(value, Value::Lock(lock) if request.mode == Mode::Write && is_upgrade(lock))
 }
 
