@@ -12,7 +12,30 @@ use tokio_util::sync::CancellationToken;
 use crate::Error;
 use crate::core::{Core, Pauses};
 use crate::listeners::{Event, Following, PREFIX, are_published};
+use crate::observer::{Observer, field};
 use crate::wire;
+
+impl Observer {
+    /// Follows the events of the lock from now on, over the connection of the client. Events do not
+    /// name the owner: use [`holders`](Self::holders).
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let mut events = client.observe("orders:42").events().await?;
+    /// loop {
+    ///     println!("{:?}", events.next().await?);
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoEvents`] if the server does not publish events or ACL rules forbid them;
+    /// otherwise as [`is_locked`](Self::is_locked).
+    pub async fn events(&self) -> Result<Events, Error> {
+        Events::of(&self.client.core, &self.key).await
+    }
+}
 
 /// The events of one lock, as an endless [`Stream`]. See
 /// [`Observer::events`](crate::Observer::events).
@@ -42,7 +65,7 @@ impl std::fmt::Debug for Events {
 }
 
 impl Events {
-    pub(crate) async fn of(core: &Arc<Core>, key: &[u8]) -> Result<Self, Error> {
+    async fn of(core: &Arc<Core>, key: &[u8]) -> Result<Self, Error> {
         let (events, gone) = subscribe(core, key).await?;
         let follower = Box::new(Follower { core: core.clone(), key: key.to_vec(), events, gone });
         Ok(Self { next: Box::pin(follower.next()) })
@@ -121,7 +144,7 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
         Err(error) if error.is_retryable() => return Err(error),
         flags => flags.map_err(|_| Error::NoEvents)?,
     };
-    if !wire::field(&flags, "notify-keyspace-events").is_some_and(|flags| wire::bytes(flags).is_ok_and(are_published)) {
+    if !field(&flags, "notify-keyspace-events").is_some_and(|flags| wire::bytes(flags).is_ok_and(are_published)) {
         return Err(Error::NoEvents);
     }
     let subscriber = node.subscriber().await?;

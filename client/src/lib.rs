@@ -13,6 +13,7 @@ mod error;
 #[cfg(feature = "events")]
 mod events;
 mod guard;
+mod held;
 mod hold;
 mod identity;
 pub mod kinds;
@@ -20,13 +21,16 @@ pub mod kinds;
 mod listeners;
 mod lock;
 mod metrics;
+#[cfg(feature = "multi-lock")]
 mod multi;
 mod node;
+#[cfg(feature = "observe")]
 mod observer;
 mod options;
 mod owners;
 #[cfg(feature = "quorum")]
 mod quorum;
+mod release;
 mod renewal;
 mod request;
 mod semaphore;
@@ -51,11 +55,13 @@ pub use kinds::Kind;
 pub use listeners::Event;
 pub use lock::{Lock, RwLock};
 pub use metrics::Metrics;
+#[cfg(feature = "multi-lock")]
 pub use multi::{MultiGuard, MultiLock};
+#[cfg(feature = "observe")]
 pub use observer::{Holder, Observer, Waiter};
 #[cfg(feature = "quorum")]
 pub use quorum::{Quorum, QuorumGuard, QuorumLock, QuorumRwLock};
-pub use semaphore::{Drain, Semaphore};
+pub use semaphore::Semaphore;
 
 /// The Redis client crate this one is built on: for [`Builder::connect_to`] and
 /// [`Builder::connection_config`].

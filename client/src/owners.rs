@@ -3,10 +3,10 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::wire::Subject;
@@ -66,11 +66,11 @@ pub(crate) async fn turn(desks: &[Arc<Desk>]) -> Turn {
 }
 
 /// Takes a place in the queue of requests now, and waits for its turn later.
-pub(crate) fn turn_from_now_on(desks: Desks) -> Pin<Box<dyn Future<Output = Turn> + Send>> {
-    let mut turn: Pin<Box<dyn Future<Output = Turn> + Send>> = Box::pin(async move { turn(&desks).await });
-    match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(turn) => Box::pin(std::future::ready(turn)),
-        Poll::Pending => turn,
+pub(crate) fn turn_from_now_on(desks: Desks) -> BoxFuture<'static, Turn> {
+    let mut turn = async move { turn(&desks).await }.boxed();
+    match (&mut turn).now_or_never() {
+        Some(turn) => std::future::ready(turn).boxed(),
+        None => turn,
     }
 }
 

@@ -302,3 +302,19 @@ impl Transport for Managed {
         connect_to(self.info.clone(), common, hear)
     }
 }
+
+#[cfg(all(test, feature = "tls-rustls"))]
+mod tests {
+    use crate::{Client, Error};
+
+    /// Several crypto providers are linked, and this program has chosen none. Choosing one for the
+    /// whole process is up to the application.
+    #[tokio::test]
+    async fn client_installs_no_crypto_provider() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("rediss://{}/", server.local_addr().expect("an address"));
+        let refused = Client::connect(&url).await;
+        assert!(matches!(&refused, Err(Error::Argument(text)) if text.contains("CryptoProvider")), "{refused:?}");
+        assert!(rustls::crypto::CryptoProvider::get_default().is_none());
+    }
+}
