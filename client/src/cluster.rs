@@ -4,7 +4,7 @@
 //! unsolicited `sunsubscribe`, which redis-rs takes for the answer to another request.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,6 +16,7 @@ use crate::client::{Builder, Client, at_address};
 use crate::clock::Moment;
 use crate::node::{Node, Servers};
 use crate::slots::{Address, SlotMap, slot_of};
+use crate::sync::lock;
 use crate::transport::{Common, Direct, Hear, Link, Opens, Slot, Transport};
 
 impl Builder {
@@ -93,7 +94,7 @@ impl Known {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn known(&self, slot: u16) -> Option<Arc<Node>> {

@@ -13,6 +13,8 @@ use crate::Error;
 use crate::core::{Core, Pauses};
 use crate::listeners::{Event, Following, PREFIX, are_published};
 use crate::observer::{Observer, field};
+use crate::subscriber::{Subscriber, Subscription};
+use crate::sync::lock;
 use crate::wire;
 
 impl Observer {
@@ -157,11 +159,39 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
             })?;
             subscription.gone.clone()
         }
-        None => subscriber.closed().clone(),
+        None => subscriber.link().closed().clone(),
     };
     let database = subscriber.link().info().map_or(0, |info| info.redis_settings().db());
     let channel = [PREFIX, format!("{database}__:").as_bytes(), key].concat();
     let events =
         subscriber.follow(channel).await.map_err(|error| if error.is_retryable() { error } else { Error::NoEvents })?;
     Ok((events, gone))
+}
+
+impl Subscriber {
+    /// Follows the events of a key.
+    async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<Following, Error> {
+        let following = self.heard.listeners.follow(&channel);
+        let place = lock(&self.follows).entry(channel.clone()).or_default().clone();
+        let subscriber = self.clone();
+        let open = || async move {
+            subscriber.link.ask(redis::cmd("SUBSCRIBE").arg(&channel), subscriber.common.command_timeout).await?;
+            let gone = subscriber.link.closed().child_token();
+            Ok(Arc::new(Subscription { channel: String::from_utf8_lossy(&channel).into_owned(), gone }))
+        };
+        place.get(&self.common.home, open).await?;
+        Ok(following)
+    }
+
+    pub(crate) fn is_followed(&self) -> bool {
+        self.heard.listeners.are_followed()
+    }
+
+    /// Ends subscriptions without followers.
+    pub(crate) async fn leave_idle(&self) {
+        for channel in self.heard.listeners.take_idle() {
+            lock(&self.follows).remove(&channel);
+            drop(self.link.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), self.common.command_timeout).await);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! A hold: how long it is valid, and how it ends.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -15,6 +15,7 @@ use crate::owners::Desks;
 use crate::release::{Release, Releasing};
 use crate::renewal::{Place, Renewed};
 use crate::request::Request;
+use crate::sync::lock;
 use crate::transport::Link;
 use crate::validity::{Step, Terms, Validity};
 use crate::wire;
@@ -117,7 +118,7 @@ impl Hold {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn is_closed(state: &State) -> bool {
@@ -128,8 +129,8 @@ impl Hold {
         state.validity.ends(&self.terms, self.terms.session_grace.is_some() && Self::is_closed(state))
     }
 
-    /// How long the hold stays valid without another renewal; zero if it has ended. Reads the
-    /// clock, so it is right after a suspend, too.
+    /// How long the hold stays valid without another renewal; zero if it has ended. It reads
+    /// the clock, so it is right even after a suspend.
     pub(crate) fn valid_for(self: &Arc<Self>) -> Duration {
         let left = {
             let state = self.state();

@@ -20,6 +20,8 @@ pub mod kinds;
 #[cfg(feature = "events")]
 mod listeners;
 mod lock;
+#[cfg(feature = "connection-manager")]
+mod managed;
 mod metrics;
 #[cfg(feature = "multi-lock")]
 mod multi;
@@ -40,6 +42,7 @@ mod settle;
 #[cfg(feature = "cluster")]
 mod slots;
 mod subscriber;
+mod sync;
 mod transport;
 mod validity;
 mod wire;

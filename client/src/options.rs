@@ -36,7 +36,7 @@ pub(crate) struct Options {
     pub(crate) renews: bool,
     pub(crate) session_grace: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// When `max_hold` of the guard that this acquisition started from ends, if it has one.
+    /// The end of `max_hold` of the guard that this acquisition upgrades or downgrades.
     pub(crate) ends_by: Option<Moment>,
     pub(crate) owner: Option<Arc<[u8]>>,
     pub(crate) note: Option<Arc<[u8]>>,

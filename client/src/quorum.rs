@@ -6,7 +6,7 @@
 //! owner may have held the lock since.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use crate::held::Held;
 use crate::hold::Hold;
 use crate::lock::run;
 use crate::options::{Options, option_methods};
+use crate::sync::lock;
 use crate::wire::Family;
 
 /// The default time limit for one server.
@@ -302,10 +303,6 @@ type Attempt = (Option<Result<Option<Held>, Error>>, tokio_util::task::task_trac
 
 /// The holds of a guard; `None` once it is being released.
 type Holds = Mutex<Option<Vec<Held>>>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A lock that a majority of servers has granted. Dropping it releases on all servers, in the
 /// background.
