@@ -291,7 +291,7 @@ mod tests {
         let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("rediss://{}/", server.local_addr().expect("an address"));
         let refused = crate::Client::connect(&url).await.expect_err("rustls chooses no provider");
-        assert!(refused.to_string().contains("CryptoProvider"), "{refused}");
         assert!(rustls::crypto::CryptoProvider::get_default().is_none());
+        assert!(refused.to_string().contains("CryptoProvider"), "{refused}");
     }
 }
