@@ -310,13 +310,14 @@ impl Hold {
         let release = Release {
             request: self.request.clone(),
             tokens: self.tokens.clone(),
+            desks: self.desks.get().cloned(),
             _kept: state.kept.clone(),
             keep,
             relied_until,
             until,
             done: self.done.clone(),
         };
-        Releasing::new(release, self.desks.get())
+        Releasing::new(release)
     }
 
     /// Adds a guard.

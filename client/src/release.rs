@@ -22,6 +22,9 @@ use crate::wire;
 pub(crate) struct Release {
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Arc<[u64]>,
+    /// The desks of a named owner. While they live, later requests of the owner find them, and wait
+    /// for this release.
+    pub(crate) desks: Option<Desks>,
     /// The connection of the hold's session: closing it before the release would end the hold.
     pub(crate) _kept: Option<Arc<Link>>,
     /// How long the lock stays closed afterwards.
@@ -49,9 +52,9 @@ pub(crate) struct Releasing {
 }
 
 impl Releasing {
-    /// Takes a place in the queue of requests of a named owner, whose desks are given.
-    pub(crate) fn new(release: Release, desks: Option<&Desks>) -> Self {
-        let awaited = desks.map(|desks| owners::turn_from_now_on(desks.clone()));
+    /// Takes a place in the queue of requests of a named owner.
+    pub(crate) fn new(release: Release) -> Self {
+        let awaited = release.desks.clone().map(owners::turn_from_now_on);
         let token = Some(release.request.core.token());
         Self { release, id: None, awaited, turn: Turn::new(), is_repeated: false, is_in_background: false, token }
     }
