@@ -53,7 +53,7 @@ REPORT       ?= docs/benchmarks.md
 SIZING       ?= docs/operations/capacity.md
 
 # The features that the client's tests need.
-CLIENT_FEATURES := blocking,cluster,events,quorum,sentinel
+CLIENT_FEATURES := blocking,cluster,events,multi-lock,quorum,sentinel
 
 # The groups of scripts/need that a target needs: the tools to build, and for most targets a server.
 NEEDS         = build
@@ -133,7 +133,7 @@ test-all: build ## Run `make test`, the module with NOTIFY waiters, the tests of
 lint: ## Check the format, lints, cycles of modules, and the subjects of new commits
 	@$(NEED) build
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --features rlock-client/blocking,rlock-client/cluster,rlock-client/events,rlock-client/quorum,rlock-client/sentinel,rlock-client/tls-rustls -- -D warnings
+	cargo clippy --workspace --all-targets --features rlock-client/blocking,rlock-client/cluster,rlock-client/events,rlock-client/multi-lock,rlock-client/quorum,rlock-client/sentinel,rlock-client/tls-rustls -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features $(CLIENT_FEATURES),connection-manager,credentials-provider,serde,tls-rustls
 	./scripts/circles core/src src client/src cli/src
 	./scripts/commits

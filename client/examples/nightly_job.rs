@@ -14,19 +14,18 @@ const PERIOD: Duration = Duration::from_secs(3600);
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let given = env::args().nth(1).or_else(|| env::var("REDIS_URL").ok());
-    let url = given.unwrap_or_else(|| "redis://127.0.0.1/".to_owned());
-    let client = Client::connect(&url).await?;
-    let lock = client.lock("example:nightly").note(format!("process {}", std::process::id()));
-    let Some(guard) = lock.try_acquire().await? else {
-        println!("another machine does it, or has done it");
-        return client.close().await;
-    };
-    tokio::select! {
-        biased;
-        () = guard.lost() => return Err(Error::Lost),
-        () = clean_up() => println!("done"),
+    let client = Client::connect(&given.unwrap_or_else(|| "redis://127.0.0.1/".to_owned())).await?;
+    match client.lock("example:nightly").try_acquire().await? {
+        None => println!("another machine runs it, or has run it"),
+        Some(guard) => {
+            tokio::select! {
+                biased;
+                () = guard.lost() => return Err(Error::Lost),
+                () = clean_up() => println!("done"),
+            }
+            guard.release_and_keep(PERIOD).await?;
+        }
     }
-    guard.release_and_keep(PERIOD).await?;
     client.close().await
 }
 

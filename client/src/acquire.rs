@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Pipeline;
+use redis::{Pipeline, Value};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
 use crate::Error;
 use crate::core::{Core, Pauses, Reply};
-use crate::hold::{Held, Hold, reenter};
+use crate::held::{Held, reenter};
+use crate::hold::Hold;
 use crate::identity::next_id;
-use crate::node::Node;
 use crate::options::Options;
 use crate::owners::{self, Turn};
 use crate::request::Request;
@@ -180,6 +180,8 @@ impl Core {
 /// The outcome of one request.
 enum Step {
     Granted(Held),
+    /// The server keeps a pending grant with these tokens until it is confirmed.
+    Pending(Vec<u64>),
     NotGranted,
     /// Send the request again: at once, or after a pause if the grant had already expired.
     Again {
@@ -214,9 +216,14 @@ impl Drop for Attempt {
 impl Attempt {
     /// Sends the request until the server grants or refuses the lock.
     async fn obtain(&mut self, wait: Wait, last: &mut Option<Error>) -> Result<Option<Held>, Error> {
-        let mut pauses = Pauses::default();
+        let (mut pauses, mut pending) = (Pauses::default(), None);
         loop {
-            match self.ask(wait).await {
+            let step = match pending.take() {
+                Some(tokens) => self.claim(tokens).await,
+                None => self.ask(wait).await,
+            };
+            match step {
+                Ok(Step::Pending(tokens)) => pending = Some(tokens),
                 Ok(Step::Granted(held)) => return self.prove(held).await.map(Some),
                 Ok(Step::NotGranted) if !wait.is_wait() => return Ok(None),
                 Ok(Step::NotGranted) if wait.left().is_some_and(|left| left.is_zero()) => return Err(Error::Timeout),
@@ -233,88 +240,72 @@ impl Attempt {
         }
     }
 
-    /// Sends the request once and waits for its outcome.
+    /// Sends the request, and waits for its outcome if `wait` says so.
     async fn ask(&mut self, wait: Wait) -> Result<Step, Error> {
+        if !wait.is_wait() {
+            return self.ask_once().await;
+        }
         let core = self.request.core.clone();
-        let limit = wait.left().map_or(core.common.command_timeout, |left| left + PATIENCE);
-        let (reply, letter) = match wait {
-            Wait::Not => {
-                let command = self.request.acquire(self.id, Ask::Once);
-                // The request may be sent from here on.
-                let was_open = std::mem::replace(&mut self.is_open, true);
-                let reply = self.request.ask(&command, limit).await;
-                self.is_open = was_open || reply.link.is_some();
-                (reply, None)
-            }
-            Wait::Until(_) => {
-                let node = core.node(self.request.slot).await?;
-                let subscriber = node.subscriber().await?;
-                let subscription = subscriber.subscribe(self.request.slot).await.inspect_err(|error| {
-                    core.servers.redirected(error, subscriber.link());
-                })?;
-                let link = node.link().await?;
-                let letter = subscriber.expect(self.id, self.request.subject.clone());
-                let command = self.request.acquire(self.id, Ask::Wait(wait.left(), &subscription.channel));
-                (self.is_open, self.link) = (true, Some(link.clone()));
-                let within = limit.min(core.common.command_timeout);
-                let reply = core.ask_over(&node, &link, &command, false, within).await;
-                (reply, Some((letter, subscription.gone.clone(), link)))
-            }
-        };
+        let node = core.node(self.request.slot).await?;
+        let subscriber = node.subscriber().await?;
+        let subscription = subscriber.subscribe(self.request.slot).await.inspect_err(|error| {
+            core.servers.redirected(error, subscriber.link());
+        })?;
+        let link = node.link().await?;
+        let letter = subscriber.expect(self.id, self.request.subject.clone());
+        let command = self.request.acquire(self.id, Ask::Wait(wait.left(), &subscription.channel));
+        (self.is_open, self.link) = (true, Some(link.clone()));
+        let within = wait.left().map_or(Duration::MAX, |left| left + PATIENCE).min(core.common.command_timeout);
+        let reply = core.ask_over(&node, &link, &command, false, within).await;
+        match self.hear(&reply) {
+            Ok(Answer::Waits) => self.await_message(letter, subscription.gone.clone(), link).await,
+            Ok(answer) => self.conclude(answer, &reply),
+            Err(error) => match core.servers.redirected(&error, &link) {
+                // The other node has the key but does not own the slot yet. It cannot publish on a
+                // channel of the slot, so do not wait there.
+                Some((_, true)) => match Box::pin(self.ask_once()).await? {
+                    Step::NotGranted => Err(error),
+                    step => Ok(step),
+                },
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Sends the request once, without waiting for the lock.
+    async fn ask_once(&mut self) -> Result<Step, Error> {
+        let command = self.request.acquire(self.id, Ask::Once);
+        // The request may be sent from here on.
+        let was_open = std::mem::replace(&mut self.is_open, true);
+        let reply = self.request.ask(&command, Duration::MAX).await;
+        self.is_open = was_open || reply.link.is_some();
+        let answer = self.hear(&reply)?;
+        self.conclude(answer, &reply)
+    }
+
+    /// Reads the answer to the request, or notes that it was refused or lost.
+    fn hear(&mut self, reply: &Reply) -> Result<Answer, Error> {
         self.link = reply.link.clone().or(self.link.take());
-        let value = match &reply.said {
-            Ok(value) => value,
-            Err(error) => return self.failed(error.clone(), &reply).await,
+        let error = match &reply.said {
+            Ok(value) => return wire::answer(value, self.request.subject.keys.len()),
+            Err(error) => error.clone(),
         };
-        match wire::answer(value, self.request.subject.keys.len())? {
+        if error.is_lost_reply() {
+            self.is_lost |= reply.link.is_some();
+        } else {
+            self.is_open = self.is_lost && error != Error::Superseded;
+        }
+        Err(error)
+    }
+
+    fn conclude(&mut self, answer: Answer, reply: &Reply) -> Result<Step, Error> {
+        match answer {
+            Answer::Granted(tokens) => self.granted(tokens, reply, None),
             Answer::NotGranted => {
                 self.used();
                 Ok(Step::NotGranted)
             }
-            Answer::Granted(tokens) => self.granted(tokens, &reply, None),
-            Answer::Waits => {
-                let Some((letter, gone, link)) = letter else { return Err(Error::unexpected(value)) };
-                self.await_message(letter, gone, link).await
-            }
-        }
-    }
-
-    /// Handles a refused request or a missing answer.
-    async fn failed(&mut self, error: Error, reply: &Reply) -> Result<Step, Error> {
-        if error.is_lost_reply() {
-            self.is_lost |= reply.link.is_some();
-            return Err(error);
-        }
-        self.is_open = self.is_lost && error != Error::Superseded;
-        let Some(link) = &reply.link else { return Err(error) };
-        match self.request.core.servers.redirected(&error, link) {
-            // The other node has the key but does not own the slot yet. It cannot publish on a
-            // channel of the slot, so do not wait there.
-            Some((node, true)) => self.try_at(&node, error).await,
-            _ => Err(error),
-        }
-    }
-
-    async fn try_at(&mut self, node: &Arc<Node>, moving: Error) -> Result<Step, Error> {
-        let core = self.request.core.clone();
-        let link = node.link().await?;
-        let command = self.request.acquire(self.id, Ask::Once);
-        self.is_open = true;
-        let reply = core.ask_over(node, &link, &command, true, core.common.command_timeout).await;
-        let value = match &reply.said {
-            Ok(value) => value,
-            Err(error) => {
-                self.is_lost |= error.is_lost_reply();
-                self.is_open = self.is_lost;
-                return Err(error.clone());
-            }
-        };
-        match wire::answer(value, self.request.subject.keys.len())? {
-            Answer::Granted(tokens) => self.granted(tokens, &reply, None),
-            _ => {
-                self.used();
-                Err(moving)
-            }
+            Answer::Waits => Err(Error::unexpected(&Value::SimpleString("WAITING".to_owned()))),
         }
     }
 
@@ -329,9 +320,9 @@ impl Attempt {
     fn granted(&mut self, tokens: Vec<u64>, reply: &Reply, left: Option<Duration>) -> Result<Step, Error> {
         let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
         match Hold::begin(self.request.clone(), tokens, reply.sent, left, link)? {
-            Some(held) => {
+            Some(hold) => {
                 self.is_open = false;
-                Ok(Step::Granted(held))
+                Ok(Step::Granted(Held::first(hold)))
             }
             None => Ok(Step::Again { pauses: true }),
         }
@@ -370,7 +361,7 @@ impl Attempt {
                 Err(error)
             }
             Some(Message::Granted(tokens)) if tokens.len() == self.request.subject.keys.len() => {
-                self.claim(tokens).await
+                Ok(Step::Pending(tokens))
             }
             Some(Message::Granted(_)) => Ok(Step::Again { pauses: true }),
         }
@@ -379,28 +370,21 @@ impl Attempt {
     /// Confirms a grant that came as a message, unless its pending grant has expired.
     async fn claim(&mut self, tokens: Vec<u64>) -> Result<Step, Error> {
         let renew = self.request.subject.renew(&tokens, self.request.lease);
-        let (mut pauses, until) = (Pauses::default(), Instant::now() + CLAIM);
-        loop {
-            let reply = self.request.ask(&renew, CLAIM / 2).await;
-            match &reply.said {
-                Ok(left) => {
-                    let left = wire::milliseconds(left)?;
-                    return self.granted(tokens, &reply, Some(left));
+        let reply = Box::pin(self.request.core.insist(self.request.slot, &renew, CLAIM / 2, CLAIM)).await;
+        match &reply.said {
+            Ok(left) => self.granted(tokens, &reply, Some(wire::milliseconds(left)?)),
+            Err(Error::Lost) => {
+                // The owner may still hold some of several keys.
+                if self.request.subject.is_many() {
+                    self.request.release_each(&tokens).await;
                 }
-                Err(Error::Lost) => {
-                    // The owner may still hold some of several keys.
-                    if self.request.subject.family == Family::Many {
-                        self.request.release_each(&tokens).await;
-                    }
-                    self.used();
-                    return Ok(Step::Again { pauses: false });
-                }
-                Err(error) if error.is_retryable() && Instant::now() < until => sleep(pauses.next()).await,
-                // Sending the same request again confirms the grant as well.
-                Err(error) => {
-                    self.is_lost = true;
-                    return Err(error.clone());
-                }
+                self.used();
+                Ok(Step::Again { pauses: false })
+            }
+            // Sending the same request again confirms the grant as well.
+            Err(error) => {
+                self.is_lost = true;
+                Err(error.clone())
             }
         }
     }
@@ -449,21 +433,12 @@ impl Core {
         if let Some(note) = &options.note {
             renew.arg("NOTE").arg(&**note);
         }
-        let mut pauses = Pauses::default();
-        let until = Instant::now() + self.common.command_timeout;
-        loop {
-            let reply = request.ask(&renew, Duration::MAX).await;
-            match (&reply.said, &reply.link) {
-                (Ok(left), Some(link)) => {
-                    let left = Some(wire::milliseconds(left)?);
-                    let held = Hold::begin(request.clone(), vec![token], reply.sent, left, link)?.ok_or(Error::Lost)?;
-                    held.hold.desks();
-                    return Ok(held);
-                }
-                (Err(error), _) if error.is_retryable() && Instant::now() < until => sleep(pauses.next()).await,
-                (Err(error), _) => return Err(error.clone()),
-                (Ok(_), None) => return Err(Error::Lost),
-            }
-        }
+        let within = self.common.command_timeout;
+        let reply = self.insist(request.slot, &renew, within, within).await;
+        let left = Some(wire::milliseconds(&reply.said?)?);
+        let link = reply.link.as_ref().ok_or(Error::Lost)?;
+        let hold = Hold::begin(request, vec![token], reply.sent, left, link)?.ok_or(Error::Lost)?;
+        hold.desks();
+        Ok(Held::first(hold))
     }
 }

@@ -18,6 +18,7 @@ mod client;
 mod driver;
 mod guards;
 mod locks;
+#[cfg(feature = "observe")]
 mod observer;
 #[cfg(feature = "quorum")]
 mod quorum;
@@ -25,12 +26,17 @@ mod same;
 
 pub use client::Client;
 pub use driver::Interrupt;
+pub use guards::Guard;
+#[cfg(feature = "multi-lock")]
+pub use guards::MultiGuard;
 #[cfg(feature = "quorum")]
 pub use guards::QuorumGuard;
-pub use guards::{Guard, MultiGuard};
-pub use locks::{Drain, Lock, MultiLock, RwLock, Semaphore};
+#[cfg(feature = "multi-lock")]
+pub use locks::MultiLock;
+pub use locks::{Lock, RwLock, Semaphore};
 #[cfg(feature = "events")]
 pub use observer::Events;
+#[cfg(feature = "observe")]
 pub use observer::Observer;
 #[cfg(feature = "quorum")]
 pub use quorum::{Quorum, QuorumLock, QuorumRwLock};

@@ -54,18 +54,6 @@ impl Client {
         Builder::default()
     }
 
-    /// A client that sends its commands over a `ConnectionManager` of the application. Messages
-    /// need their own connection: the first wait opens it with `client`, which must be the one that
-    /// created the manager. Must be called inside a tokio runtime.
-    ///
-    /// [`session_grace`](crate::Lock::session_grace) is refused: the client cannot see which
-    /// connection the manager uses, and the manager of redis-rs 1.8 does not reconnect after a late
-    /// reply.
-    #[cfg(feature = "connection-manager")]
-    pub fn from_connection_manager(manager: redis::aio::ConnectionManager, client: &redis::Client) -> Self {
-        Builder::default().over_connection_manager(manager, client)
-    }
-
     /// Closes the client: ends all waits with [`Error::Closed`], and releases all holds. It waits
     /// until the server has answered these releases and the cleanup of abandoned requests, for at
     /// most 5 s, or [`Builder::command_timeout`] if that is shorter. Then it closes its
@@ -218,16 +206,6 @@ impl Builder {
         Ok(self.over(info))
     }
 
-    /// As [`Client::from_connection_manager`], with these options.
-    #[cfg(feature = "connection-manager")]
-    pub fn over_connection_manager(self, manager: redis::aio::ConnectionManager, client: &redis::Client) -> Client {
-        let info = client.get_connection_info().clone();
-        let name = name_of(&info);
-        self.build(|common| {
-            Box::new(Single { name, node: Node::new(crate::transport::Managed { manager, info }, common) })
-        })
-    }
-
     fn over(self, info: ConnectionInfo) -> Client {
         let name = name_of(&info);
         self.build(|common| Box::new(Single { name, node: Node::new(Direct(info), common) }))
@@ -278,7 +256,7 @@ pub(crate) async fn reached(client: Client) -> Result<Client, Error> {
     client.core.learn(None).await.map(|()| client)
 }
 
-fn name_of(info: &ConnectionInfo) -> String {
+pub(crate) fn name_of(info: &ConnectionInfo) -> String {
     format!("{}/{}", info.addr(), info.redis_settings().db())
 }
 

@@ -66,11 +66,11 @@ fn system() -> Duration {
 /// during a suspend, and the wall clock may be set back.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn system() -> Duration {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::Mutex;
     use std::time::{Instant, SystemTime};
 
     static LAST: Mutex<Option<(Instant, SystemTime, Duration)>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut last = crate::sync::lock(&LAST);
     let (steady, wall) = (Instant::now(), SystemTime::now());
     let elapsed = last.map_or(Duration::ZERO, |(last_steady, last_wall, elapsed)| {
         elapsed + (steady - last_steady).max(wall.duration_since(last_wall).unwrap_or_default())

@@ -4,7 +4,7 @@
 //! unsolicited `sunsubscribe`, which redis-rs takes for the answer to another request.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,6 +16,7 @@ use crate::client::{Builder, Client, at_address};
 use crate::clock::Moment;
 use crate::node::{Node, Servers};
 use crate::slots::{Address, SlotMap, slot_of};
+use crate::sync::lock;
 use crate::transport::{Common, Direct, Hear, Link, Opens, Slot, Transport};
 
 impl Builder {
@@ -93,7 +94,7 @@ impl Known {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn known(&self, slot: u16) -> Option<Arc<Node>> {
@@ -272,6 +273,32 @@ impl Servers for Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A cluster in containers gives each new node another address.
+    #[tokio::test]
+    async fn addresses_of_former_nodes_are_forgotten() {
+        use redis::IntoConnectionInfo;
+        let seed = "redis://127.0.0.1:1/".into_connection_info().expect("an address");
+        let mut known = None;
+        let _client = Client::builder().build(|common| {
+            Box::new(Cluster(known.insert(Known::new(common, seed.clone(), vec![seed.clone()])).clone()))
+        });
+        let known = known.expect("the client is built");
+        let address = |port| Address { host: "127.0.0.1".to_owned(), port };
+        known.doubt(&seed);
+        for port in 2..9 {
+            known.node_at(&address(port));
+            known.doubt(&at_address(&seed, "127.0.0.1", port));
+            let mut map = SlotMap::default();
+            map.moved(0, address(port));
+            known.keep_only(map);
+        }
+        let state = known.state();
+        assert_eq!(state.nodes.keys().collect::<Vec<_>>(), [&address(8)]);
+        let mut doubted: Vec<_> = state.doubted.keys().collect();
+        doubted.sort();
+        assert_eq!(doubted, [&address(1), &address(8)], "the configured node and the present one");
+    }
 
     #[test]
     fn other_nodes_get_the_connection_settings_of_the_first() {

@@ -149,15 +149,10 @@ impl Core {
                 Ok((node.link().await?, node, is_asking))
             };
             let connected = tokio::time::timeout_at(deadline, connecting).await;
-            let (link, node, is_asking) = match connected {
-                Ok(Ok(connected)) => connected,
-                Ok(Err(error)) => return Reply { said: Err(error), ..reply },
-                Err(_) => {
-                    return Reply {
-                        said: Err(Error::unavailable(format!("no connection within {within:?}"))),
-                        ..reply
-                    };
-                }
+            let late = |_| Err(Error::unavailable(format!("no connection within {within:?}")));
+            let (link, node, is_asking) = match connected.unwrap_or_else(late) {
+                Ok(connected) => connected,
+                Err(error) => return Reply { said: Err(error), ..reply },
             };
             reply = self.ask_over(&node, &link, command, is_asking, deadline - Instant::now()).await;
             let Err(error) = &reply.said else { break };
@@ -199,25 +194,27 @@ impl Core {
         Reply { link: Some(link.clone()), sent, said }
     }
 
-    /// Retries a command while it fails with a retryable error.
-    pub(crate) async fn insist(&self, slot: Option<u16>, command: &Cmd, within: Duration) -> Result<Value, Error> {
+    /// Retries a command while it fails with a retryable error. One attempt lasts at most
+    /// `attempt`, all of them `within`.
+    pub(crate) async fn insist(&self, slot: Option<u16>, command: &Cmd, attempt: Duration, within: Duration) -> Reply {
         let deadline = Instant::now() + within;
         let mut pauses = Pauses::default();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let said = self.ask(slot, command, left.min(self.common.command_timeout)).await.said;
+            let reply = self.ask(slot, command, left.min(attempt).min(self.common.command_timeout)).await;
             let pause = pauses.next();
-            match said {
+            match &reply.said {
                 Err(error) if error.is_retryable() && Instant::now() + pause < deadline => sleep(pause).await,
-                said => return said,
+                _ => return reply,
             }
         }
     }
 
-    /// As [`insist`](Self::insist), for at most `command_timeout`.
+    /// Retries a command about keys for at most `command_timeout`.
     pub(crate) async fn request(&self, keys: &[Vec<u8>], command: &Cmd) -> Result<Value, Error> {
         drop(self.enter()?);
-        self.insist(self.slot_of(keys), command, self.common.command_timeout).await
+        let within = self.common.command_timeout;
+        self.insist(self.slot_of(keys), command, within, within).await.said
     }
 
     /// Asks the server with INFO whether the module is loaded, and for the longest lease that it

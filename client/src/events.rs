@@ -12,7 +12,32 @@ use tokio_util::sync::CancellationToken;
 use crate::Error;
 use crate::core::{Core, Pauses};
 use crate::listeners::{Event, Following, PREFIX, are_published};
+use crate::observer::{Observer, field};
+use crate::subscriber::{Subscriber, Subscription};
+use crate::sync::lock;
 use crate::wire;
+
+impl Observer {
+    /// Follows the events of the lock from now on, over the connection of the client. Events do not
+    /// name the owner: use [`holders`](Self::holders).
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let mut events = client.observe("orders:42").events().await?;
+    /// loop {
+    ///     println!("{:?}", events.next().await?);
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoEvents`] if the server does not publish events or ACL rules forbid them;
+    /// otherwise as [`is_locked`](Self::is_locked).
+    pub async fn events(&self) -> Result<Events, Error> {
+        Events::of(&self.client.core, &self.key).await
+    }
+}
 
 /// The events of one lock, as an endless [`Stream`]. See
 /// [`Observer::events`](crate::Observer::events).
@@ -42,7 +67,7 @@ impl std::fmt::Debug for Events {
 }
 
 impl Events {
-    pub(crate) async fn of(core: &Arc<Core>, key: &[u8]) -> Result<Self, Error> {
+    async fn of(core: &Arc<Core>, key: &[u8]) -> Result<Self, Error> {
         let (events, gone) = subscribe(core, key).await?;
         let follower = Box::new(Follower { core: core.clone(), key: key.to_vec(), events, gone });
         Ok(Self { next: Box::pin(follower.next()) })
@@ -121,7 +146,7 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
         Err(error) if error.is_retryable() => return Err(error),
         flags => flags.map_err(|_| Error::NoEvents)?,
     };
-    if !wire::field(&flags, "notify-keyspace-events").is_some_and(|flags| wire::bytes(flags).is_ok_and(are_published)) {
+    if !field(&flags, "notify-keyspace-events").is_some_and(|flags| wire::bytes(flags).is_ok_and(are_published)) {
         return Err(Error::NoEvents);
     }
     let subscriber = node.subscriber().await?;
@@ -134,11 +159,39 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
             })?;
             subscription.gone.clone()
         }
-        None => subscriber.closed().clone(),
+        None => subscriber.link().closed().clone(),
     };
     let database = subscriber.link().info().map_or(0, |info| info.redis_settings().db());
     let channel = [PREFIX, format!("{database}__:").as_bytes(), key].concat();
     let events =
         subscriber.follow(channel).await.map_err(|error| if error.is_retryable() { error } else { Error::NoEvents })?;
     Ok((events, gone))
+}
+
+impl Subscriber {
+    /// Follows the events of a key.
+    async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<Following, Error> {
+        let following = self.heard.listeners.follow(&channel);
+        let place = lock(&self.follows).entry(channel.clone()).or_default().clone();
+        let subscriber = self.clone();
+        let open = || async move {
+            subscriber.link.ask(redis::cmd("SUBSCRIBE").arg(&channel), subscriber.common.command_timeout).await?;
+            let gone = subscriber.link.closed().child_token();
+            Ok(Arc::new(Subscription { channel: String::from_utf8_lossy(&channel).into_owned(), gone }))
+        };
+        place.get(&self.common.home, open).await?;
+        Ok(following)
+    }
+
+    pub(crate) fn is_followed(&self) -> bool {
+        self.heard.listeners.are_followed()
+    }
+
+    /// Ends subscriptions without followers.
+    pub(crate) async fn leave_idle(&self) {
+        for channel in self.heard.listeners.take_idle() {
+            lock(&self.follows).remove(&channel);
+            drop(self.link.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), self.common.command_timeout).await);
+        }
+    }
 }

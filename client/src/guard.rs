@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::acquire::Wait;
-use crate::hold::Held;
+use crate::held::Held;
 use crate::kinds::{Keepable, Kind, Permits, Read, Reentrant, Write};
 use crate::options::{Options, SHORTEST, check_span};
 use crate::wire::{Family, Subject};
@@ -234,25 +234,7 @@ impl<K> Guard<K> {
 impl Guard<Permits> {
     /// The number of permits held.
     pub fn permits(&self) -> u32 {
-        self.held.hold.permits()
-    }
-
-    /// Releases some of the permits, fewer than are held. The others keep their lease and token.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, the release goes on in the background.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Argument`] if `permits` is 0 or not less than the number held, [`Error::Lost`] if
-    /// the hold has ended, or becomes invalid before a server answers.
-    pub async fn release_some(&self, permits: u32) -> Result<(), Error> {
-        tokio::select! {
-            biased;
-            outcome = self.held.release_some(permits) => outcome,
-            () = self.lost() => Err(Error::Lost),
-        }
+        self.held.hold.request.subject.permits
     }
 }
 

@@ -1,11 +1,13 @@
 //! Unique owner names and increasing request ids.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use rand::rngs::OsRng;
 use rand::{RngCore, TryRngCore};
+
+use crate::sync::lock;
 
 /// 128 random bits as hex digits, from the system. A generator in memory would be copied by
 /// fork(2), and two processes with the same owner would both be granted the same lock.
@@ -26,7 +28,7 @@ pub(crate) struct ClientId {
 impl ClientId {
     /// The name; a new one after a fork.
     pub(crate) fn name(&self) -> String {
-        let mut made = self.name.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = lock(&self.name);
         let here = std::process::id();
         match &*made {
             Some((process, name)) if *process == here => name.clone(),

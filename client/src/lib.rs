@@ -13,20 +13,26 @@ mod error;
 #[cfg(feature = "events")]
 mod events;
 mod guard;
+mod held;
 mod hold;
 mod identity;
 pub mod kinds;
 #[cfg(feature = "events")]
 mod listeners;
 mod lock;
+#[cfg(feature = "connection-manager")]
+mod managed;
 mod metrics;
+#[cfg(feature = "multi-lock")]
 mod multi;
 mod node;
+#[cfg(feature = "observe")]
 mod observer;
 mod options;
 mod owners;
 #[cfg(feature = "quorum")]
 mod quorum;
+mod release;
 mod renewal;
 mod request;
 mod semaphore;
@@ -36,6 +42,7 @@ mod settle;
 #[cfg(feature = "cluster")]
 mod slots;
 mod subscriber;
+mod sync;
 mod transport;
 mod validity;
 mod wire;
@@ -51,11 +58,13 @@ pub use kinds::Kind;
 pub use listeners::Event;
 pub use lock::{Lock, RwLock};
 pub use metrics::Metrics;
+#[cfg(feature = "multi-lock")]
 pub use multi::{MultiGuard, MultiLock};
+#[cfg(feature = "observe")]
 pub use observer::{Holder, Observer, Waiter};
 #[cfg(feature = "quorum")]
 pub use quorum::{Quorum, QuorumGuard, QuorumLock, QuorumRwLock};
-pub use semaphore::{Drain, Semaphore};
+pub use semaphore::Semaphore;
 
 /// The Redis client crate this one is built on: for [`Builder::connect_to`] and
 /// [`Builder::connection_config`].

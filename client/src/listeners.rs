@@ -1,9 +1,11 @@
 //! The event followers of one connection, by key.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use tokio::sync::broadcast::{Receiver, Sender};
+
+use crate::sync::lock;
 
 /// The prefix of keyspace channels. No other channel of this crate begins with it.
 pub(crate) const PREFIX: &[u8] = b"__keyspace@";
@@ -59,7 +61,7 @@ pub(crate) type Following = Receiver<Event>;
 
 impl Listeners {
     fn lock(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Sender<Event>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(crate) fn follow(&self, channel: &[u8]) -> Following {

@@ -7,9 +7,8 @@ use crate::Error;
 use crate::acquire::{Wait, Wanted};
 use crate::client::Client;
 use crate::guard::{Detached, Guard};
-use crate::hold::Held;
+use crate::held::Held;
 use crate::kinds::{Fair, Kind, Mutex, Permits, Read, Write};
-use crate::observer::Observer;
 use crate::options::{Options, option_methods};
 
 impl Client {
@@ -186,11 +185,6 @@ impl<K: Kind> Lock<K> {
         let subject = self.wanted.by(hold.owner.as_slice().into());
         self.client.core.take_over(subject, &options, hold.token).await.map(Guard::new)
     }
-
-    /// Observes the lock: its holders and waiters, and how to take it away.
-    pub fn observe(&self) -> Observer {
-        self.client.observe(self.wanted.keys.first().map_or(b"".as_slice(), Vec::as_slice))
-    }
 }
 
 /// Runs `work` under a guard, then releases the guard. Stops at once if the lock is lost, and never
@@ -258,10 +252,5 @@ impl RwLock {
     /// The write lock.
     pub fn write(&self) -> Lock<Write> {
         Lock::new(&self.client, &self.key)
-    }
-
-    /// Observes the lock: its holders and waiters, and how to take it away.
-    pub fn observe(&self) -> Observer {
-        self.client.observe(&self.key)
     }
 }

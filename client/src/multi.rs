@@ -12,7 +12,7 @@ use futures_util::future::select_all;
 use crate::Error;
 use crate::acquire::{Wait, Wanted};
 use crate::client::Client;
-use crate::hold::Held;
+use crate::held::Held;
 use crate::lock::run;
 use crate::options::{Options, option_methods};
 use crate::wire::Family;
@@ -141,8 +141,12 @@ impl MultiLock {
             let core = &group.client.core;
             let owner = owner.get_or_insert_with(|| core.id.next_owner().into()).clone();
             let is_named = self.options.owner.is_some();
-            let family = if group.keys.len() == 1 { Family::Mutex } else { Family::Many };
-            let wanted = Wanted { family, keys: group.keys.clone().into(), permits: 1, options: self.options.clone() };
+            let wanted = Wanted {
+                family: Family::Mutex,
+                keys: group.keys.clone().into(),
+                permits: 1,
+                options: self.options.clone(),
+            };
             wanted.check()?;
             match core.acquire_by(wanted.by(owner), &self.options, is_named, wait).await {
                 Ok(Some(held)) => guard.holds.push(held),

@@ -6,14 +6,26 @@ use redis::{Cmd, Value};
 
 use crate::Error;
 use crate::client::Client;
-#[cfg(feature = "events")]
-use crate::events::Events;
-use crate::wire::{self, field};
+use crate::semaphore::Semaphore;
+use crate::wire;
 
 impl Client {
     /// Observes the lock on a key, of any kind: its holders and waiters, and how to take it away.
     pub fn observe(&self, key: impl AsRef<[u8]>) -> Observer {
         Observer { client: self.clone(), key: key.as_ref().to_vec() }
+    }
+}
+
+impl Semaphore {
+    /// How many permits are available; negative while more are held than exist. `None` if there is
+    /// no semaphore on the key.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] if no server answers.
+    pub async fn available_permits(&self) -> Result<Option<i64>, Error> {
+        let info = self.client.observe(&self.key).info().await?;
+        info.map(|info| wire::number(needed(&info, "available")?)).transpose()
     }
 }
 
@@ -31,8 +43,8 @@ impl Client {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Observer {
-    client: Client,
-    key: Vec<u8>,
+    pub(crate) client: Client,
+    pub(crate) key: Vec<u8>,
 }
 
 /// A holder of a lock.
@@ -72,6 +84,16 @@ pub struct Waiter {
     pub note: Option<Vec<u8>>,
 }
 
+/// A field of a map; RESP2 sends maps as lists of names and values.
+pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
+    let is_name = |value: &Value| wire::bytes(value).is_ok_and(|found| found == name.as_bytes());
+    match map {
+        Value::Map(fields) => fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value),
+        Value::Array(flat) => flat.chunks_exact(2).find(|pair| is_name(&pair[0])).map(|pair| &pair[1]),
+        _ => None,
+    }
+}
+
 fn needed<'a>(map: &'a Value, name: &str) -> Result<&'a Value, Error> {
     field(map, name).ok_or_else(|| Error::unexpected(map))
 }
@@ -94,7 +116,7 @@ fn each<T>(list: &Value, read: impl Fn(&Value) -> Result<T, Error>) -> Result<Ve
 
 impl Holder {
     /// Reads the holders from an answer of INFO.
-    pub(crate) fn all(list: &Value) -> Result<Vec<Self>, Error> {
+    fn all(list: &Value) -> Result<Vec<Self>, Error> {
         each(list, |map| {
             let number = |name| {
                 let value = needed(map, name)?;
@@ -133,7 +155,7 @@ impl Observer {
     }
 
     /// The answer of INFO; `None` if the key has no lock.
-    pub(crate) async fn info(&self) -> Result<Option<Value>, Error> {
+    async fn info(&self) -> Result<Option<Value>, Error> {
         Ok(Some(self.ask(redis::cmd("RLOCK.INFO").arg(&self.key)).await?).filter(|info| *info != Value::Nil))
     }
 
@@ -174,27 +196,6 @@ impl Observer {
     /// As [`is_locked`](Self::is_locked).
     pub async fn waiters(&self) -> Result<Vec<Waiter>, Error> {
         Waiter::all(&self.ask(redis::cmd("RLOCK.WAITERS").arg(&self.key)).await?)
-    }
-
-    /// Follows the events of the lock from now on, over the connection of the client. Events do not
-    /// name the owner: use [`holders`](Self::holders).
-    ///
-    /// ```no_run
-    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-    /// let mut events = client.observe("orders:42").events().await?;
-    /// loop {
-    ///     println!("{:?}", events.next().await?);
-    /// }
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoEvents`] if the server does not publish events or ACL rules forbid them;
-    /// otherwise as [`is_locked`](Self::is_locked).
-    #[cfg(feature = "events")]
-    pub async fn events(&self) -> Result<Events, Error> {
-        Events::of(&self.client.core, &self.key).await
     }
 
     /// Takes the lock away from all holders, and lets the server grant the next waiters. Returns

@@ -36,7 +36,7 @@ pub(crate) struct Options {
     pub(crate) renews: bool,
     pub(crate) session_grace: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
-    /// When `max_hold` of the guard that this acquisition started from ends, if it has one.
+    /// The end of `max_hold` of the guard that this acquisition upgrades or downgrades.
     pub(crate) ends_by: Option<Moment>,
     pub(crate) owner: Option<Arc<[u8]>>,
     pub(crate) note: Option<Arc<[u8]>>,
@@ -89,8 +89,8 @@ impl Options {
     }
 }
 
-/// Adds the options about the duration of a hold to a builder that implements `options_mut`.
-macro_rules! holding_methods {
+/// Adds the options to a builder that implements `options_mut`.
+macro_rules! option_methods {
     () => {
         /// How long the hold lives without renewal, 1 ms to 365 days, in whole milliseconds. The
         /// guard renews it every third of this time. After a crash of the holder the lock stays
@@ -117,14 +117,6 @@ macro_rules! holding_methods {
             self.options_mut().max_hold = Some(most);
             self
         }
-    };
-}
-pub(crate) use holding_methods;
-
-/// Adds all options to a builder that implements `options_mut`.
-macro_rules! option_methods {
-    () => {
-        crate::options::holding_methods!();
 
         /// Ends the hold this long after its connection closes, 0 to 365 days, so that the server
         /// notices a crash of this process sooner than by the lease. The client binds the hold to a

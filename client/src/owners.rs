@@ -1,14 +1,15 @@
-//! State that requests of a named owner share: they run one after the other, and find the holds
-//! that the owner has.
+//! The state that the requests of a named owner share. They run one after the other, and find the
+//! holds that the owner has.
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::OwnedMutexGuard;
 
+use crate::sync::lock;
 use crate::wire::Subject;
 
 /// All desks in use.
@@ -30,10 +31,6 @@ pub(crate) type Desks = Arc<[Arc<Desk>]>;
 /// The right of one request to run. The server remembers one request id per owner and key, so
 /// requests must not overtake each other.
 pub(crate) type Turn = Vec<OwnedMutexGuard<()>>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Owners {
     pub(crate) fn desks(&self, subject: &Subject) -> Desks {
@@ -66,11 +63,11 @@ pub(crate) async fn turn(desks: &[Arc<Desk>]) -> Turn {
 }
 
 /// Takes a place in the queue of requests now, and waits for its turn later.
-pub(crate) fn turn_from_now_on(desks: Desks) -> Pin<Box<dyn Future<Output = Turn> + Send>> {
-    let mut turn: Pin<Box<dyn Future<Output = Turn> + Send>> = Box::pin(async move { turn(&desks).await });
-    match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(turn) => Box::pin(std::future::ready(turn)),
-        Poll::Pending => turn,
+pub(crate) fn turn_from_now_on(desks: Desks) -> BoxFuture<'static, Turn> {
+    let mut turn = async move { turn(&desks).await }.boxed();
+    match (&mut turn).now_or_never() {
+        Some(turn) => std::future::ready(turn).boxed(),
+        None => turn,
     }
 }
 

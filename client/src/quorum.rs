@@ -6,7 +6,7 @@
 //! owner may have held the lock since.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -18,9 +18,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::Error;
 use crate::acquire::{Wait, Wanted};
 use crate::client::{Builder, Client};
-use crate::hold::{Held, Hold};
+use crate::held::Held;
+use crate::hold::Hold;
 use crate::lock::run;
 use crate::options::{Options, option_methods};
+use crate::sync::lock;
 use crate::wire::Family;
 
 /// The default time limit for one server.
@@ -301,10 +303,6 @@ type Attempt = (Option<Result<Option<Held>, Error>>, tokio_util::task::task_trac
 
 /// The holds of a guard; `None` once it is being released.
 type Holds = Mutex<Option<Vec<Held>>>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A lock that a majority of servers has granted. Dropping it releases on all servers, in the
 /// background.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
@@ -14,6 +14,7 @@ use tokio::time::{sleep, timeout};
 use crate::Error;
 use crate::clock::Moment;
 use crate::node::{Node, Servers};
+use crate::sync::lock;
 use crate::transport::{Common, Link};
 
 /// How often the task reads the clock while there are holds: timers stand still while the machine
@@ -70,13 +71,9 @@ impl Default for Renewals {
 }
 
 impl Renewals {
-    fn lock(&self) -> MutexGuard<'_, Due> {
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A position for a new hold, not scheduled yet.
     pub(crate) fn place(&self) -> Place {
-        let mut due = self.lock();
+        let mut due = lock(&self.due);
         due.last_number += 1;
         Place { at: Moment::NEVER, number: due.last_number }
     }
@@ -84,7 +81,7 @@ impl Renewals {
     /// Schedules the next check of the hold. Like `forget`, it is called with the state of the hold
     /// locked.
     pub(crate) fn look_at(&self, hold: Arc<dyn Renewed>, place: &mut Place, at: Moment) {
-        let mut due = self.lock();
+        let mut due = lock(&self.due);
         due.holds.remove(place);
         place.at = at;
         due.holds.insert(*place, hold);
@@ -96,12 +93,12 @@ impl Renewals {
 
     pub(crate) fn forget(&self, place: &Place) {
         // The hold may own the last reference to the client, so drop it after unlocking.
-        let hold = self.lock().holds.remove(place);
+        let hold = lock(&self.due).holds.remove(place);
         drop(hold);
     }
 
     fn all(&self) -> Vec<Arc<dyn Renewed>> {
-        self.lock().holds.values().cloned().collect()
+        lock(&self.due).holds.values().cloned().collect()
     }
 
     /// Checks the holds that are bound to connections, after one has closed.
@@ -123,7 +120,7 @@ impl Renewals {
         loop {
             let now = common.clock.now();
             let due = {
-                let mut due = self.lock();
+                let mut due = lock(&self.due);
                 let later = due.holds.split_off(&Place { at: now.after(Duration::from_micros(1)), number: 0 });
                 std::mem::replace(&mut due.holds, later)
             };
@@ -147,7 +144,7 @@ impl Renewals {
                 tokio::spawn(renew(common.clone(), node, within.min(common.command_timeout), holds));
             }
             let nap = {
-                let mut due = self.lock();
+                let mut due = lock(&self.due);
                 let first = due.holds.first_key_value().map(|(place, _)| place.at);
                 due.planned = first.map_or(Moment::NEVER, |first| first.min(now.after(LONGEST_NAP)));
                 first.map(|_| common.clock.now().until(due.planned))

@@ -52,7 +52,7 @@ impl Request {
             let subject = Subject { family: Family::Mutex, keys: Arc::from([key.clone()]), ..self.subject.clone() };
             let release = subject.release(tokens.get(at..=at).unwrap_or_default(), 1, 0, next_id());
             let within = self.core.common.command_timeout;
-            held += usize::from(self.core.insist(self.slot, &release, within).await.is_ok());
+            held += usize::from(self.core.insist(self.slot, &release, within, within).await.said.is_ok());
         }
         held
     }

@@ -1,6 +1,6 @@
 //! A primary that Sentinel names.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -11,6 +11,7 @@ use crate::Error;
 use crate::client::{Builder, Client, at_address, reached};
 use crate::clock::Moment;
 use crate::node::{Node, Single};
+use crate::sync::lock;
 use crate::transport::{Common, Hear, Link, Transport, connect_to};
 use crate::wire;
 
@@ -77,7 +78,8 @@ impl Doubts {
         if now < self.next {
             return false;
         }
-        // If no doubt came during a whole pause after this, the next one counts as the first.
+        // If the primary has refused nothing for a whole pause since, begin with the shortest pause
+        // again.
         if self.next.after(self.pause) < now {
             self.pause = BETWEEN_DOUBTS;
         }
@@ -99,7 +101,7 @@ impl Watched {
     }
 
     fn doubts(&self) -> MutexGuard<'_, Doubts> {
-        self.doubts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.doubts)
     }
 
     /// The server that a sentinel names.

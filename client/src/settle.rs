@@ -11,7 +11,7 @@ use crate::identity::next_id;
 use crate::owners::Turn;
 use crate::request::Request;
 use crate::transport::Link;
-use crate::wire::{self, Family};
+use crate::wire;
 
 /// Sends `CANCEL` and then `RELEASE` in the background, until the server has answered both or the
 /// lease has passed. They use the connection of the request, so that they cannot overtake it; if
@@ -33,7 +33,7 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, tu
                 match answers.as_deref() {
                     Ok([Ok(cancelled), _]) if wire::number(cancelled) == Ok(1) => return,
                     Ok([cancelled, released]) if !is_to_repeat(cancelled) && !is_to_repeat(released) => {
-                        if released.is_err() && subject.family == Family::Many {
+                        if released.is_err() && subject.is_many() {
                             request.release_each(&[]).await;
                         }
                         return;

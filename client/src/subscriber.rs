@@ -2,7 +2,7 @@
 //! cluster, one channel per slot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use redis::{PushInfo, PushKind, Value};
 use tokio::sync::oneshot;
@@ -10,31 +10,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Error;
 use crate::identity::random_name;
+use crate::sync::lock;
 use crate::transport::{Common, Hear, Link, Opens, Slot};
 use crate::wire::{self, Message, Subject};
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 pub(crate) struct Subscriber {
-    common: Arc<Common>,
-    link: Arc<Link>,
+    pub(crate) common: Arc<Common>,
+    pub(crate) link: Arc<Link>,
     name: String,
-    heard: Arc<Heard>,
+    pub(crate) heard: Arc<Heard>,
     subscriptions: Mutex<HashMap<Option<u16>, Arc<Slot<Subscription>>>>,
     #[cfg(feature = "events")]
-    follows: Mutex<HashMap<Vec<u8>, Arc<Slot<Subscription>>>>,
+    pub(crate) follows: Mutex<HashMap<Vec<u8>, Arc<Slot<Subscription>>>>,
 }
 
 /// The receivers of messages.
 #[derive(Default)]
-struct Heard {
+pub(crate) struct Heard {
     letters: Mutex<HashMap<u64, Expected>>,
     /// By channel: cancelled when the server has ended the subscription.
     channels: Mutex<HashMap<Vec<u8>, CancellationToken>>,
     #[cfg(feature = "events")]
-    listeners: crate::listeners::Listeners,
+    pub(crate) listeners: crate::listeners::Listeners,
 }
 
 /// A request that waits for its message.
@@ -180,39 +177,5 @@ impl Subscriber {
     /// Any waiting request.
     pub(crate) fn any_waiting(&self) -> Option<Subject> {
         lock(&self.heard.letters).values().next().map(|expected| expected.subject.clone())
-    }
-}
-
-#[cfg(feature = "events")]
-impl Subscriber {
-    /// Cancelled when the connection has closed.
-    pub(crate) fn closed(&self) -> &CancellationToken {
-        self.link.closed()
-    }
-
-    /// Follows the events of a key.
-    pub(crate) async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<crate::listeners::Following, Error> {
-        let following = self.heard.listeners.follow(&channel);
-        let place = lock(&self.follows).entry(channel.clone()).or_default().clone();
-        let subscriber = self.clone();
-        let open = || async move {
-            subscriber.link.ask(redis::cmd("SUBSCRIBE").arg(&channel), subscriber.common.command_timeout).await?;
-            let gone = subscriber.link.closed().child_token();
-            Ok(Arc::new(Subscription { channel: String::from_utf8_lossy(&channel).into_owned(), gone }))
-        };
-        place.get(&self.common.home, open).await?;
-        Ok(following)
-    }
-
-    pub(crate) fn is_followed(&self) -> bool {
-        self.heard.listeners.are_followed()
-    }
-
-    /// Ends subscriptions without followers.
-    pub(crate) async fn leave_idle(&self) {
-        for channel in self.heard.listeners.take_idle() {
-            lock(&self.follows).remove(&channel);
-            drop(self.link.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), self.common.command_timeout).await);
-        }
     }
 }

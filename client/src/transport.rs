@@ -6,7 +6,7 @@
 //! connection a session is bound to.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Error;
 use crate::clock::{Clock, Moment};
+use crate::sync::lock;
 
 /// How to connect to one server.
 pub(crate) trait Transport: Send + Sync + 'static {
@@ -204,13 +205,9 @@ impl<T> Default for Slot<T> {
 }
 
 impl<T: Opens + Send + Sync + 'static> Slot<T> {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Opening<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The resource, if it is open.
     pub(crate) fn present(&self) -> Option<Arc<T>> {
-        self.lock().as_ref()?.peek()?.as_ref().ok().filter(|open| open.is_open()).cloned()
+        lock(&self.0).as_ref()?.peek()?.as_ref().ok().filter(|open| open.is_open()).cloned()
     }
 
     /// The open resource, or the outcome of the attempt to open it. Starts an attempt in a task on
@@ -220,7 +217,7 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
         F: Future<Output = Result<Arc<T>, Error>> + Send + 'static,
     {
         let opening = {
-            let mut slot = self.lock();
+            let mut slot = lock(&self.0);
             let usable =
                 |opening: &&Opening<T>| opening.peek().is_none_or(|open| open.as_ref().is_ok_and(|o| o.is_open()));
             match slot.as_ref().filter(usable) {
@@ -238,7 +235,7 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
     /// Lets the next caller open another resource, if `left` is the current one. The old one lives
     /// while it is in use.
     pub(crate) fn abandon(&self, left: &T) {
-        let mut slot = self.lock();
+        let mut slot = lock(&self.0);
         let is_left = |opening: &Opening<T>| {
             opening.peek().is_some_and(|open| open.as_ref().is_ok_and(|open| std::ptr::eq(&**open, left)))
         };
@@ -249,7 +246,7 @@ impl<T: Opens + Send + Sync + 'static> Slot<T> {
 
     /// Forgets the resource.
     pub(crate) fn clear(&self) {
-        drop(self.lock().take());
+        drop(lock(&self.0).take());
     }
 }
 
@@ -284,21 +281,17 @@ impl Transport for Direct {
     }
 }
 
-/// Commands use the application's connection; messages use another one to the same server.
-#[cfg(feature = "connection-manager")]
-pub(crate) struct Managed {
-    pub(crate) manager: redis::aio::ConnectionManager,
-    pub(crate) info: ConnectionInfo,
-}
-
-#[cfg(feature = "connection-manager")]
-impl Transport for Managed {
-    fn open(&self, common: &Arc<Common>) -> BoxFuture<'static, Result<Link, Error>> {
-        let link = Link::managed(self.manager.clone(), common);
-        async move { Ok(link) }.boxed()
-    }
-
-    fn listen(&self, common: &Arc<Common>, _: &Link, hear: Hear) -> BoxFuture<'static, Result<Link, Error>> {
-        connect_to(self.info.clone(), common, hear)
+#[cfg(test)]
+mod tests {
+    /// Several crypto providers are linked, and this program has chosen none. Choosing one for the
+    /// whole process is up to the application.
+    #[cfg(feature = "tls-rustls")]
+    #[tokio::test]
+    async fn client_installs_no_crypto_provider() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("rediss://{}/", server.local_addr().expect("an address"));
+        let refused = crate::Client::connect(&url).await.expect_err("rustls chooses no provider");
+        assert!(rustls::crypto::CryptoProvider::get_default().is_none());
+        assert!(refused.to_string().contains("CryptoProvider"), "{refused}");
     }
 }

@@ -25,7 +25,8 @@ const RENEWALS_PER_LEASE: u32 = 3;
 /// early.
 const ROUNDS_PER_SPAN: u32 = 64;
 
-/// When this much time has passed here, `span` has certainly not passed on the server.
+/// A time a little shorter than `span`. When it has passed on this machine's clock, `span` has not
+/// passed on the server's.
 pub(crate) fn less_margin(span: Duration) -> Duration {
     span.saturating_sub(span / DRIFT_DIVISOR).saturating_sub(ROUNDING)
 }
@@ -115,8 +116,8 @@ impl Validity {
     /// The lease that a renewal requests now. It does not extend a fixed lease, or go beyond
     /// `ends_at`.
     fn lease_to_ask(&self, terms: &Terms, now: Moment) -> Option<Duration> {
-        // Otherwise each renewal near `ends_at` would end a margin before it, and cause another,
-        // shorter one.
+        // A renewal near `ends_at` gains next to nothing, and without this check each would be
+        // followed by another, shorter one.
         if terms.session_grace.is_none()
             && terms.ends_at.is_some_and(|end| self.deadline.after(terms.attempt() / 8) >= end)
         {

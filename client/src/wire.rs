@@ -15,14 +15,12 @@ pub enum Family {
     Read,
     Write,
     Semaphore,
-    /// Several mutexes in one step.
-    Many,
 }
 
 impl Family {
     fn prefix(self) -> &'static str {
         match self {
-            Self::Mutex | Self::Many => "RLOCK.",
+            Self::Mutex => "RLOCK.",
             Self::Fair => "RFAIRLOCK.",
             Self::Read | Self::Write => "RRWLOCK.",
             Self::Semaphore => "RSEMAPHORE.",
@@ -38,7 +36,7 @@ impl Family {
         match self {
             Self::Read => Some("READ"),
             Self::Write => Some("WRITE"),
-            Self::Mutex | Self::Fair | Self::Semaphore | Self::Many => None,
+            Self::Mutex | Self::Fair | Self::Semaphore => None,
         }
     }
 }
@@ -47,7 +45,7 @@ impl Family {
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
     pub(crate) family: Family,
-    /// One key, except for [`Family::Many`].
+    /// One key, or several mutexes that are acquired in one step.
     pub(crate) keys: Arc<[Vec<u8>]>,
     pub(crate) owner: Arc<[u8]>,
     /// 1, except for [`Family::Semaphore`].
@@ -94,14 +92,18 @@ impl Subject {
         self.keys.first().map_or(b"", Vec::as_slice)
     }
 
+    pub(crate) fn is_many(&self) -> bool {
+        self.keys.len() > 1
+    }
+
     /// Starts a command of the family, with the arguments that all of them share.
     fn command(&self, verb: &str) -> Cmd {
-        let many = if self.family == Family::Many { "M" } else { "" };
+        let many = if self.is_many() { "M" } else { "" };
         // Reserve enough space for the whole command, so that it is not reallocated.
         let names: usize = self.keys.iter().map(Vec::len).sum();
         let mut command = Cmd::with_capacity(self.keys.len() + OTHER_WORDS, names + self.owner.len() + OTHER_BYTES);
         command.arg([self.family.prefix(), many, verb].concat());
-        if self.family == Family::Many {
+        if self.is_many() {
             command.arg(self.keys.len());
         }
         for key in self.keys.iter() {
@@ -151,7 +153,7 @@ impl Subject {
         if tokens.is_empty() {
             return;
         }
-        command.arg(if self.family == Family::Many { "TOKENS" } else { "TOKEN" });
+        command.arg(if self.is_many() { "TOKENS" } else { "TOKEN" });
         for token in tokens {
             command.arg(*token);
         }
@@ -181,13 +183,6 @@ impl Subject {
     pub(crate) fn cancel(&self, request_id: u64) -> Cmd {
         let mut command = redis::cmd(&[self.family.prefix(), "CANCEL"].concat());
         command.arg(self.first_key()).arg(&*self.owner).arg("REQ").arg(request_id);
-        command
-    }
-
-    /// Takes all available permits.
-    pub(crate) fn drain(&self, lease: Duration) -> Cmd {
-        let mut command = self.command("DRAIN");
-        command.arg("PX").arg(ms(lease));
         command
     }
 }
@@ -253,16 +248,6 @@ pub(crate) fn bytes(value: &Value) -> Result<&[u8], Error> {
         Value::BulkString(bytes) => Ok(bytes),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => Ok(text.as_bytes()),
         other => Err(Error::unexpected(other)),
-    }
-}
-
-/// A field of a map; RESP2 sends maps as lists of names and values.
-pub(crate) fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
-    let is_name = |value: &Value| bytes(value).is_ok_and(|found| found == name.as_bytes());
-    match map {
-        Value::Map(fields) => fields.iter().find(|(key, _)| is_name(key)).map(|(_, value)| value),
-        Value::Array(flat) => flat.chunks_exact(2).find(|pair| is_name(&pair[0])).map(|pair| &pair[1]),
-        _ => None,
     }
 }
 
@@ -353,7 +338,7 @@ mod tests {
         assert_eq!(words(&semaphore.acquire(options(Ask::Once))), "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 REQ 7");
         assert_eq!(words(&semaphore.release(&[9], 3, 0, 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
 
-        let many = subject(Family::Many, &["a", "b"], 1);
+        let many = subject(Family::Mutex, &["a", "b"], 1);
         assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 REQ 7");
         assert_eq!(words(&many.cancel(7)), "RLOCK.CANCEL a me REQ 7");
         assert_eq!(words(&many.renew(&[8, 9], Duration::from_secs(1))), "RLOCK.MRENEW 2 a b me PX 1000 TOKENS 8 9");

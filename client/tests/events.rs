@@ -214,19 +214,16 @@ async fn metrics_count_events() {
     server.restart();
 }
 
-/// A caller that returns permits does not wait once the loss is known. The request that was sent
-/// still completes, and finds the loss again.
+/// Each renewal that finds the hold gone reports the loss.
 #[tokio::test]
 async fn loss_found_twice_is_counted_once() {
     let server = Server::start();
     let log = Arc::new(Log::default());
     let client = Client::builder().metrics(log.clone()).connect(&url(&server)).await.expect("a server");
-    let semaphore = client.semaphore("s");
-    semaphore.init(3).await.expect("an answer");
-    let guard = semaphore.permits(3).acquire().await.expect("all are free");
+    let guard = client.lock("s").acquire().await.expect("free");
     client.observe("s").force_release().await.expect("an answer");
     for _ in 0..2 {
-        assert!(matches!(guard.release_some(1).await, Err(Error::Lost)));
+        assert!(matches!(guard.renew().await, Err(Error::Lost)));
     }
     drop(guard);
     client.close().await.expect("nothing is left to be done");

@@ -1,10 +1,12 @@
 //! Every example runs, ends by itself, and prints what it should.
 
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
 use crate::child::{Child, examples};
 use crate::support::Server;
-use crate::url;
+use crate::{PATIENCE, support, url};
 
 /// The output of an example that runs alone.
 #[track_caller]
@@ -129,5 +131,24 @@ fn workers_never_exceed_the_permits() {
 fn nightly_job_is_done_once() {
     let server = Server::start();
     assert_eq!(lines_of("nightly_job", &[&url(&server)]), ["done"]);
-    assert_eq!(lines_of("nightly_job", &[&url(&server)]), ["another machine does it, or has done it"]);
+    assert_eq!(lines_of("nightly_job", &[&url(&server)]), ["another machine runs it, or has run it"]);
+}
+
+#[test]
+fn handler_of_a_web_service_locks_its_order() {
+    let server = Server::start();
+    let mut service = Child::run("web_service", &[&url(&server), "127.0.0.1:0"]);
+    let listening = service.wait_for("listening on ");
+    let address = listening.rsplit(' ').next().expect("an address");
+    let post = |order: u32| {
+        let mut connection = TcpStream::connect(address).expect("it listens");
+        write!(connection, "POST /orders/{order} HTTP/1.0\r\n\r\n").expect("it reads");
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).expect("it answers");
+        answer.split(' ').nth(1).map(str::to_owned).expect("a status")
+    };
+    server.client().call("RLOCK.ACQUIRE orders:7 stranger PX 600000");
+    assert_eq!([post(42), post(7)], ["200", "409"]);
+    assert_eq!(without_token(&service.wait_for("shipped")), "shipped 42, token");
+    support::eventually(PATIENCE, || server.client().call("EXISTS orders:42") == 0);
 }

@@ -292,28 +292,6 @@ async fn close_waits_for_an_attempt_and_releases_its_grant() {
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
 }
 
-#[tokio::test]
-async fn close_waits_for_a_drain_and_releases_its_permits() {
-    let server = Server::start();
-    let proxy = Proxy::before(&server).await;
-    let client = Client::connect(&proxy.url()).await.expect("a server");
-    client.semaphore("s").init(5).await.expect("an answer");
-    proxy.set(|direction, _| match direction {
-        Direction::ToClient => Fate::Delay(Duration::from_millis(300)),
-        Direction::ToServer => Fate::Pass,
-    });
-    let attempt = tokio::spawn({
-        let all = client.semaphore("s").draining().fixed_lease(Duration::from_secs(3600));
-        async move { all.take().await }
-    });
-    let available = || server.client().call("RSEMAPHORE.INFO s").field("available");
-    eventually(|| available() == 0).await;
-    client.close().await.expect("every request is settled");
-    assert_eq!(available(), 5);
-    let outcome = attempt.await.expect("no panic");
-    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
-}
-
 /// The grant has arrived, and no task has polled it yet.
 #[tokio::test]
 async fn close_releases_a_grant_that_was_never_polled() {

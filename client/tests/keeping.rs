@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::kinds::Keepable;
-use rlock_client::{Error, Lock};
+use rlock_client::{Client, Error, Lock};
 
 use crate::support::{Reply, Server};
 use crate::{connect, eventually};
@@ -16,11 +16,11 @@ pub fn is_kept(server: &Server, key: &str) -> bool {
     info != Reply::Nil && info.field_names().contains(&"kept".to_owned())
 }
 
-async fn is_closed_until_it_is_forced<K: Keepable>(server: &Server, lock: Lock<K>) {
+async fn is_closed_until_it_is_forced<K: Keepable>(server: &Server, client: &Client, lock: Lock<K>) {
     lock.acquire().await.expect("free").release_and_keep(LONG).await.expect("it was held");
     assert!(is_kept(server, "k"));
     assert!(lock.try_acquire().await.expect("an answer").is_none());
-    let observer = lock.observe();
+    let observer = client.observe("k");
     assert!(observer.is_locked().await.expect("an answer"));
     assert_eq!(observer.holders().await.expect("an answer"), []);
     let left = observer.lease_left().await.expect("an answer").expect("it is closed");
@@ -34,8 +34,8 @@ async fn is_closed_until_it_is_forced<K: Keepable>(server: &Server, lock: Lock<K
 async fn kept_lock_is_closed_to_its_former_owner_too() {
     let server = Server::start();
     let client = connect(&server).await;
-    is_closed_until_it_is_forced(&server, client.lock("k").owner("me")).await;
-    is_closed_until_it_is_forced(&server, client.fair_lock("k").owner("me")).await;
+    is_closed_until_it_is_forced(&server, &client, client.lock("k").owner("me")).await;
+    is_closed_until_it_is_forced(&server, &client, client.fair_lock("k").owner("me")).await;
 }
 
 #[tokio::test]

@@ -151,22 +151,6 @@ async fn unused_semaphore_with_an_idle_time_is_deleted() {
 }
 
 #[tokio::test]
-async fn drain_takes_the_free_permits() {
-    let server = Server::start();
-    let client = connect(&server).await;
-    let semaphore = client.semaphore("s");
-    assert!(matches!(semaphore.drain().await, Err(Error::Refused { .. })));
-    semaphore.init(5).await.expect("an answer");
-    let two = semaphore.permits(2).acquire().await.expect("two are free");
-    let (permits, rest) = semaphore.drain().await.expect("an answer").expect("three are left");
-    assert_eq!(permits, 3);
-    assert!(rest.token() > two.token());
-    assert!(semaphore.drain().await.expect("an answer").is_none());
-    rest.release().await.expect("it was held");
-    assert_eq!(semaphore.resize(5).await.expect("an answer"), 3);
-}
-
-#[tokio::test]
 async fn several_keys_are_held_together_or_not_at_all() {
     let server = Server::start();
     let client = connect(&server).await;

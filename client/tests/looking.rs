@@ -30,22 +30,25 @@ async fn every_kind_of_lock_shows_its_holders_and_waiters() {
     let _write = rw.write().session_grace(Duration::from_secs(9)).acquire().await.expect("free");
     let _two = permits.permits(2).acquire().await.expect("free");
 
-    let holders = mutex.observe().holders().await.expect("an answer");
+    let holders = client.observe("m").holders().await.expect("an answer");
     assert_eq!((holders.len(), holders[0].owner.as_slice(), holders[0].token), (1, held.owner(), held.token()));
     assert!(holders[0].lease_left <= lease && holders[0].lease_left > lease / 2);
     assert_eq!((holders[0].holds, holders[0].mode.as_str(), holders[0].is_session), (1, "exclusive", false));
-    let holders = rw.observe().holders().await.expect("an answer");
+    let holders = client.observe("rw").holders().await.expect("an answer");
     assert_eq!((holders[0].mode.as_str(), holders[0].is_session), ("write", true));
-    assert_eq!(permits.observe().holders().await.expect("an answer")[0].holds, 2);
+    assert_eq!(client.observe("s").holders().await.expect("an answer")[0].holds, 2);
     assert_eq!(permits.available_permits().await.expect("an answer"), Some(1));
     assert_eq!(client.semaphore("nothing").available_permits().await.expect("an answer"), None);
-    assert!(fair.observe().is_locked().await.expect("an answer"));
+    assert!(client.observe("f").is_locked().await.expect("an answer"));
 
     let mut waiting = server.waiter("RLOCK.ACQUIRE m other BLOCK 0");
-    let waiters = mutex.observe().waiters().await.expect("an answer");
+    let waiters = client.observe("m").waiters().await.expect("an answer");
     assert_eq!((waiters.len(), waiters[0].owner.as_slice(), waiters[0].is_connected), (1, b"other".as_slice(), true));
-    assert!(!mutex.observe().force_release_of(held.token() + 1).await.expect("an answer"), "no hold has this token");
-    assert!(mutex.observe().force_release_of(held.token()).await.expect("an answer"));
+    assert!(
+        !client.observe("m").force_release_of(held.token() + 1).await.expect("an answer"),
+        "no hold has this token"
+    );
+    assert!(client.observe("m").force_release_of(held.token()).await.expect("an answer"));
     assert!(waiting.reply().int() > 0);
     for key in ["f", "rw", "s"] {
         assert!(client.observe(key).force_release().await.expect("an answer"));

@@ -2,7 +2,10 @@
 
 use crate::Error;
 use crate::blocking::driver::{Driver, On};
-use crate::blocking::locks::{Lock, MultiLock, RwLock, Semaphore};
+#[cfg(feature = "multi-lock")]
+use crate::blocking::locks::MultiLock;
+use crate::blocking::locks::{Lock, RwLock, Semaphore};
+#[cfg(feature = "observe")]
 use crate::blocking::observer::Observer;
 use crate::blocking::same::waits;
 use crate::kinds::{Fair, Mutex};
@@ -69,11 +72,13 @@ impl Client {
     }
 
     /// See [`crate::Client::multi_lock`].
+    #[cfg(feature = "multi-lock")]
     pub fn multi_lock<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
         MultiLock(self.0.driver.with(self.0.inner.multi_lock(keys)))
     }
 
     /// See [`crate::Client::observe`].
+    #[cfg(feature = "observe")]
     pub fn observe(&self, key: impl AsRef<[u8]>) -> Observer {
         Observer(self.0.driver.with(self.0.inner.observe(key)))
     }

@@ -46,6 +46,7 @@ impl Interrupt {
 pub(super) struct Driver {
     runtime: Arc<Owned>,
     /// Runtimes of other clients that also drive parts of a `MultiLock`.
+    #[cfg(feature = "multi-lock")]
     others: Vec<Arc<Owned>>,
 }
 
@@ -72,6 +73,7 @@ impl Driver {
         let runtime = runtime.map_err(|cause| Error::unavailable(format!("no runtime: {cause}")))?;
         Ok(Self {
             runtime: Arc::new(Owned { owned: Some(runtime), is_silent: AtomicBool::new(false) }),
+            #[cfg(feature = "multi-lock")]
             others: Vec::new(),
         })
     }
@@ -97,6 +99,7 @@ impl Driver {
     }
 
     /// Keeps the runtime of another client alive too.
+    #[cfg(feature = "multi-lock")]
     pub(super) fn beside(mut self, other: &Self) -> Self {
         self.others.push(other.runtime.clone());
         self.others.extend_from_slice(&other.others);

@@ -61,7 +61,6 @@ impl<K: Reentrant> Guard<K> {
 
 impl Guard<Permits> {
     looks! { "crate::Guard" permits() -> u32; }
-    waits! { "crate::Guard" release_some(permits: u32) -> (); }
 }
 
 impl Guard<Write> {
@@ -97,10 +96,12 @@ impl Guard<Read> {
 }
 
 /// All keys of a [`MultiLock`](crate::blocking::MultiLock), see [`crate::MultiGuard`].
+#[cfg(feature = "multi-lock")]
 #[derive(Debug)]
 #[must_use = "a guard that is dropped releases the locks"]
 pub struct MultiGuard(Kept<crate::MultiGuard>);
 
+#[cfg(feature = "multi-lock")]
 impl MultiGuard {
     holding!(crate::MultiGuard, "crate::MultiGuard");
     looks! { "crate::MultiGuard" token(key: impl AsRef<[u8]>) -> Option<u64>; }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use crate::Error;
+#[cfg(feature = "multi-lock")]
 use crate::blocking::client::Client;
 use crate::blocking::driver::On;
-use crate::blocking::guards::{Guard, MultiGuard};
-use crate::blocking::observer::Observer;
+use crate::blocking::guards::Guard;
+#[cfg(feature = "multi-lock")]
+use crate::blocking::guards::MultiGuard;
 use crate::blocking::same::{acquiring, all_options, options, waits};
 use crate::guard::Detached;
 use crate::kinds::{Fair, Kind, Permits, Read, Write};
@@ -26,11 +28,6 @@ impl<K: Kind> Lock<K> {
     /// As the asynchronous method.
     pub fn attach(&self, hold: &Detached) -> Result<Guard<K>, Error> {
         Ok(Guard::over(&self.0.driver, self.0.driver.wait(self.0.inner.attach(hold))?))
-    }
-
-    /// See [`crate::Lock::observe`].
-    pub fn observe(&self) -> Observer {
-        Observer(self.0.driver.with(self.0.inner.observe()))
     }
 }
 
@@ -67,60 +64,22 @@ impl Semaphore {
         init(permits: u32) -> bool;
         init_with_idle(permits: u32, idle: Duration) -> bool;
         resize(permits: u32) -> i64;
-        available_permits() -> Option<i64>;
     }
-
-    /// See [`crate::Semaphore::drain`].
-    ///
-    /// # Errors
-    ///
-    /// As the asynchronous method.
-    pub fn drain(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
-        self.draining().take()
-    }
-
-    /// See [`crate::Semaphore::draining`].
-    pub fn draining(&self) -> Drain {
-        Drain(self.0.driver.with(self.0.inner.draining()))
-    }
+    #[cfg(feature = "observe")]
+    waits! { "crate::Semaphore" available_permits() -> Option<i64>; }
 
     /// See [`crate::Semaphore::permits`].
     pub fn permits(&self, permits: u32) -> Lock<Permits> {
         Lock(self.0.driver.with(self.0.inner.permits(permits)))
     }
-
-    /// See [`crate::Semaphore::observe`].
-    pub fn observe(&self) -> Observer {
-        Observer(self.0.driver.with(self.0.inner.observe()))
-    }
-}
-
-/// Takes all available permits of a semaphore, see [`crate::Drain`].
-#[derive(Clone, Debug)]
-pub struct Drain(On<crate::Drain>);
-
-impl Drain {
-    options! { "crate::Drain"
-        lease(lease: Duration);
-        fixed_lease(lease: Duration);
-        max_hold(most: Duration);
-    }
-
-    /// See [`crate::Drain::take`].
-    ///
-    /// # Errors
-    ///
-    /// As the asynchronous method.
-    pub fn take(&self) -> Result<Option<(u32, Guard<Permits>)>, Error> {
-        let taken = self.0.driver.wait(self.0.inner.take())?;
-        Ok(taken.map(|(permits, guard)| (permits, Guard::over(&self.0.driver, guard))))
-    }
 }
 
 /// Several keys locked together, see [`crate::MultiLock`].
+#[cfg(feature = "multi-lock")]
 #[derive(Clone, Debug)]
 pub struct MultiLock(pub(super) On<crate::MultiLock>);
 
+#[cfg(feature = "multi-lock")]
 impl MultiLock {
     all_options!();
     acquiring!(MultiGuard, "crate::MultiLock");

@@ -1,0 +1,99 @@
+//! The guards' shares of holds, and re-entry.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crate::Error;
+use crate::hold::{End, Hold};
+use crate::owners::Desks;
+use crate::wire::Subject;
+
+/// One guard's share of a hold. Dropping it releases in the background.
+pub(crate) struct Held {
+    pub(crate) hold: Arc<Hold>,
+    is_left: bool,
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hold = &self.hold;
+        f.debug_struct("Held").field("key", &hold.request.key()).field("tokens", &hold.tokens).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    /// The first guard's share.
+    pub(crate) fn first(hold: Arc<Hold>) -> Self {
+        Self { hold, is_left: false }
+    }
+
+    /// A re-entry. The server does not count it, only the client does.
+    pub(crate) fn again(hold: &Arc<Hold>) -> Result<Self, Error> {
+        hold.enter()?;
+        Ok(Self { hold: hold.clone(), is_left: false })
+    }
+
+    /// Releases the hold if this is its last guard. With `keep` the lock stays closed for that
+    /// time.
+    ///
+    /// Cancel safety: if the future is dropped, the release goes on in the background.
+    #[tracing::instrument(level = "debug", skip_all, fields(key = %self.hold.request.key()))]
+    pub(crate) async fn release(mut self, keep: Option<Duration>) -> Result<(), Error> {
+        let is_only = self.hold.guards() == 1;
+        self.is_left = true;
+        if let Some(mut releasing) = self.hold.leave(keep.filter(|_| is_only)).map_err(End::error)? {
+            releasing.run().await?;
+        }
+        match keep {
+            Some(_) if !is_only => {
+                Err(Error::Argument("keep needs the only guard of a hold; others keep the lock".to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives up the hold without releasing it: it lives until its lease expires.
+    pub(crate) fn detach(mut self) {
+        self.is_left = true;
+        self.hold.end(End::Released);
+        self.hold.done.cancel();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.is_left {
+            // Dropped at once, the release goes on in the background.
+            drop(self.hold.leave(None));
+        }
+    }
+}
+
+/// Re-enters a hold that the owner already has on exactly these keys, in this mode.
+///
+/// # Errors
+///
+/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the
+/// keys, or another number of permits.
+pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, Error> {
+    let mut found = None;
+    for desk in desks.iter() {
+        let holds: Vec<_> = desk.holds().iter().filter_map(Weak::upgrade).collect();
+        for hold in holds.into_iter().filter_map(|hold| hold.downcast::<Hold>().ok()) {
+            let present = &hold.request.subject;
+            let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
+            if is_other_mode || hold.guards() == 0 {
+                continue;
+            }
+            if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
+                let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+                return Err(Error::Argument(format!(
+                    "owner holds {keys:?} with {} permits already; expected a request for the same, or another owner",
+                    present.permits
+                )));
+            }
+            found = Some(hold);
+        }
+    }
+    found.as_ref().map(Held::again).transpose()
+}
