@@ -6,27 +6,31 @@ import io.lettuce.core.cluster.RedisClusterClient;
 import io.micrometer.core.instrument.MeterRegistry;
 import org.springframework.beans.factory.ObjectProvider;
 import org.springframework.beans.factory.config.BeanDefinition;
-import org.springframework.boot.actuate.autoconfigure.health.ConditionalOnEnabledHealthIndicator;
-import org.springframework.boot.actuate.health.HealthIndicator;
 import org.springframework.boot.autoconfigure.AutoConfiguration;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnBean;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnClass;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnMissingBean;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnProperty;
-import org.springframework.boot.autoconfigure.data.redis.RedisAutoConfiguration;
 import org.springframework.boot.context.properties.EnableConfigurationProperties;
 import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
+import org.springframework.context.annotation.Import;
 import org.springframework.context.annotation.Role;
 import org.springframework.data.redis.connection.lettuce.LettuceConnectionFactory;
 
 /** An {@link RLockClient} on the Lettuce client of {@code spring.data.redis.*}, and what uses it. */
 @AutoConfiguration(
-        after = RedisAutoConfiguration.class,
         afterName = {
+            // Spring Boot 3.
+            "org.springframework.boot.autoconfigure.data.redis.RedisAutoConfiguration",
             "org.springframework.boot.actuate.autoconfigure.metrics.CompositeMeterRegistryAutoConfiguration",
-            "org.springframework.boot.actuate.autoconfigure.metrics.export.simple.SimpleMetricsExportAutoConfiguration"
+            "org.springframework.boot.actuate.autoconfigure.metrics.export.simple.SimpleMetricsExportAutoConfiguration",
+            // Spring Boot 4.
+            "org.springframework.boot.data.redis.autoconfigure.DataRedisAutoConfiguration",
+            "org.springframework.boot.micrometer.metrics.autoconfigure.CompositeMeterRegistryAutoConfiguration",
+            "org.springframework.boot.micrometer.metrics.autoconfigure.export.simple.SimpleMetricsExportAutoConfiguration"
         })
+@Import({Boot3Health.class, Boot4Health.class})
 @ConditionalOnClass(LettuceConnectionFactory.class)
 @ConditionalOnBean(LettuceConnectionFactory.class)
 @ConditionalOnProperty(name = "rlock.enabled", matchIfMissing = true)
@@ -70,16 +74,6 @@ public class RLockAutoConfiguration {
         @ConditionalOnBean(MeterRegistry.class)
         LockMetrics rlockMetrics(MeterRegistry registry) {
             return new MicrometerLockMetrics(registry);
-        }
-    }
-
-    @Configuration(proxyBeanMethods = false)
-    @ConditionalOnClass({HealthIndicator.class, ConditionalOnEnabledHealthIndicator.class})
-    @ConditionalOnEnabledHealthIndicator("rlock")
-    static class Health {
-        @Bean
-        HealthIndicator rlockHealthIndicator(RLockClient client) {
-            return new RLockHealthIndicator(client);
         }
     }
 }

@@ -12,6 +12,7 @@ import io.github.rlockredis.TestServer;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.api.sync.RedisCommands;
 import io.micrometer.core.instrument.MeterRegistry;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
@@ -25,12 +26,11 @@ import org.junit.jupiter.api.Timeout;
 import org.springframework.boot.Banner;
 import org.springframework.boot.SpringBootConfiguration;
 import org.springframework.boot.WebApplicationType;
-import org.springframework.boot.actuate.health.HealthIndicator;
-import org.springframework.boot.actuate.health.Status;
 import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Import;
+import org.springframework.test.util.ReflectionTestUtils;
 
 @Timeout(90)
 class StarterTest {
@@ -80,7 +80,7 @@ class StarterTest {
                 "--spring.data.redis.password=secret",
                 "--spring.data.redis.database=2",
                 "--rlock.key-prefix=app:",
-                "--rlock.session=500ms",
+                "--rlock.session=" + GRACE.toMillis() + "ms",
                 "--rlock.note=a test",
                 "--logging.level.root=error"));
         arguments.addAll(List.of(more));
@@ -160,16 +160,18 @@ class StarterTest {
         try (var application = application(server.port());
                 var plain = new TestServer(false, "--requirepass", "secret");
                 var without = application(plain.port())) {
-            var health = application
-                    .getBean("rlockHealthIndicator", HealthIndicator.class)
-                    .health();
-            assertEquals(Status.UP, health.getStatus());
-            assertTrue(health.getDetails().containsKey("token"));
-            health = without.getBean("rlockHealthIndicator", HealthIndicator.class)
-                    .health();
-            assertEquals(Status.DOWN, health.getStatus());
-            assertTrue(health.getDetails().toString().contains("unknown command"));
+            String health = health(application);
+            assertTrue(health.startsWith("UP ") && health.contains("token"), health);
+            health = health(without);
+            assertTrue(health.startsWith("DOWN ") && health.contains("unknown command"), health);
         }
+    }
+
+    /** Status and details. By name, since Spring Boot 4 has other types than Spring Boot 3. */
+    private static String health(ConfigurableApplicationContext application) {
+        Object health = ReflectionTestUtils.invokeMethod(application.getBean("rlockHealthIndicator"), "health");
+        return ReflectionTestUtils.invokeMethod(health, "getStatus") + " "
+                + ReflectionTestUtils.invokeMethod(health, "getDetails");
     }
 
     @Test
@@ -190,8 +192,20 @@ class StarterTest {
         }
     }
 
+    private static final Duration GRACE = Duration.ofMillis(500);
+    private static final Duration AFTER_GRACE = Duration.ofMillis(100);
+
     @Test
-    void the_next_holder_follows_a_killed_process_within_the_session() throws Exception {
+    @Timeout(300) // Starts up to three further virtual machines.
+    void the_next_holder_follows_a_killed_process_within_the_session_and_100_ms() throws Exception {
+        Duration after = nextHolderAfterKill();
+        // A busy machine may be late, but not each time.
+        for (int i = 0; i < 2 && after.compareTo(GRACE.plus(AFTER_GRACE)) > 0; i++) after = nextHolderAfterKill();
+        System.out.println("from kill -9 to the next holder: " + after.toMillis() + " ms");
+        assertTrue(after.compareTo(GRACE.plus(AFTER_GRACE)) <= 0, "after " + after.toMillis() + " ms");
+    }
+
+    private static Duration nextHolderAfterKill() throws Exception {
         var process = new ProcessBuilder(
                         System.getProperty("java.home") + "/bin/java",
                         "-cp",
@@ -201,7 +215,7 @@ class StarterTest {
                 .redirectError(ProcessBuilder.Redirect.INHERIT)
                 .start();
         try (var application = application(server.port())) {
-            var output = process.inputReader();
+           var output = process.inputReader();
             String line;
             while (!"held".equals(line = output.readLine())) assertNotNull(line, "the holder has ended");
             var next = CompletableFuture.supplyAsync(() -> {
@@ -214,9 +228,7 @@ class StarterTest {
             TestServer.await("it waits", () -> Probe.waiters(redis, "app:orders:1") == 1);
             long killed = System.nanoTime();
             process.destroyForcibly(); // kill -9
-            long after = next.get(20, TimeUnit.SECONDS) - killed;
-            // The grace is 500 ms, and the lease 30 s.
-            assertTrue(after < TimeUnit.MILLISECONDS.toNanos(3_000), "after " + after / 1_000_000 + " ms");
+            return Duration.ofNanos(next.get(20, TimeUnit.SECONDS) - killed);
         } finally {
             process.destroyForcibly();
         }

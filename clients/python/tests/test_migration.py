@@ -1,0 +1,115 @@
+"""A fleet moves from redis-py's Lock while it runs, as docs/operations/migration.md says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Server, eventually
+
+PROGRAM = Path(__file__).with_name("migration.py")
+PAGE = Path(__file__).parents[3] / "docs/operations/migration.md"
+
+
+class Fleet:
+    def __init__(self, server: Server) -> None:
+        self.server, self.store = server, server.admin
+        self.processes: dict[str, list[subprocess.Popen[bytes]]] = {"old": [], "both": [], "new": []}
+
+    def start(self, kind: str) -> None:
+        command = [sys.executable, str(PROGRAM), kind, str(self.server.port)]
+        self.processes[kind].append(subprocess.Popen(command))
+
+    def stop(self, kind: str) -> None:
+        process = self.processes[kind].pop()
+        self.store.set(f"stop:{process.pid}", 1)
+        assert process.wait(60) == 0
+
+    def kill_inside(self, kind: str) -> None:
+        """Kills a process while it works, so that its locks stay until their leases end."""
+
+        def inside() -> bool:
+            pid = int(self.store.get("inside") or 0)
+            for process in self.processes[kind]:
+                if process.pid == pid:
+                    process.kill()
+                    process.wait()
+                    self.processes[kind].remove(process)
+                    return True
+            return False
+
+        eventually(inside, within=60)
+
+    def work(self) -> None:
+        """Waits until each kind of process that runs has done more."""
+        running = [kind for kind, processes in self.processes.items() if processes]
+        before = {kind: self.done(kind) for kind in running}
+        eventually(lambda: all(self.done(kind) >= before[kind] + 10 for kind in running), within=60)
+
+    def done(self, kind: str) -> int:
+        return int(self.store.get(f"done:{kind}") or 0)
+
+    def overlaps(self) -> list[str]:
+        return self.store.lrange("overlaps", 0, -1)
+
+    def roll(self, old: str, new: str) -> None:
+        while self.processes[old]:
+            self.start(new)
+            self.work()
+            self.stop(old)
+
+
+@pytest.fixture
+def fleet(server: Server) -> Iterator[Fleet]:
+    fleet = Fleet(server)
+    yield fleet
+    for processes in fleet.processes.values():
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_no_two_processes_work_at_once_while_a_fleet_moves(fleet: Fleet) -> None:
+    for _ in range(3):
+        fleet.start("old")
+    fleet.work()
+
+    fleet.roll("old", "both")
+    assert int(fleet.store.get("met-old") or 0) > 0, "both kinds worked side by side"
+    fleet.store.set("met-old", 0)
+    fleet.work()
+    assert fleet.store.get("met-old") == "0", "no process takes only the old lock now"
+
+    fleet.roll("both", "new")
+    fleet.work()
+    assert fleet.overlaps() == []
+    assert all(fleet.done(kind) >= 20 for kind in fleet.processes)
+
+
+def test_a_killed_process_of_any_kind_blocks_the_others_only_for_its_leases(fleet: Fleet) -> None:
+    for first, second in (("old", "both"), ("both", "new")):
+        for kind in (first, second):
+            fleet.start(first)
+            fleet.start(second)
+            fleet.work()
+            fleet.kill_inside(kind)
+            fleet.work()
+        for kind in (first, second):
+            while fleet.processes[kind]:
+                fleet.stop(kind)
+    assert fleet.overlaps() == []
+
+
+def test_a_fleet_that_skips_the_release_with_both_locks_overlaps(fleet: Fleet) -> None:
+    for kind in ("old", "new", "old", "new"):
+        fleet.start(kind)
+    eventually(fleet.overlaps, within=60)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of the package")
+def test_the_page_shows_the_tested_code() -> None:
+    block = PAGE.read_text().split("<!-- clients/python/tests/migration.py -->\n```python\n")[1].split("```")[0]
+    assert block in PROGRAM.read_text()
