@@ -42,14 +42,15 @@ JOBS         ?= 2
 # `make test-failover` upgrades from this commit, the last one without the settings for failovers.
 BEFORE       ?= a307796
 
-# `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. SIZING= skips the
-# second.
+# `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. HEADLINE= and
+# SIZING= skip the second and the third.
 ROUNDS       ?= 5
 # `make bench-against`: the revision, and the sections.
 REV          ?= HEAD
 SECTIONS     ?= uncontended handover
 CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
+HEADLINE     ?= README.md
 SIZING       ?= docs/operations/capacity.md
 
 # What the client's tests need of its features.
@@ -289,7 +290,8 @@ bench-against: build ## Measure sections with this module and with REV's in turn
 bench-peers: ## Measure the module beside other locks, and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench-peers
-	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) $(SIZING:%=--sizing %) \
+	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
+	  $(HEADLINE:%=--headline %) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
 bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table of docs/operations/capacity.md
