@@ -46,6 +46,7 @@ public final class Main {
         Locks locks =
                 switch (arguments.peer()) {
                     case "redisson" -> new RedissonLocks(arguments);
+                    case "rlock-java" -> new RlockLocks(arguments);
                     case "jedis" -> new JedisLocks(arguments);
                     case "curator" -> new CuratorLocks(arguments);
                     default -> throw new IllegalArgumentException("unknown peer " + arguments.peer());
