@@ -287,7 +287,7 @@ bench-against: build ## Measure sections with this module and with REV's in turn
 	cargo build --release --package rlock-bench
 	target/release/rlock-bench --module $(MODULE) --against target/against/built/release/librlock.so --server $(SERVER) --rounds $(ROUNDS) $(SECTIONS)
 
-bench-peers: ## Measure the module beside other locks, and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
+bench-peers: ## Measure the module beside other locks, and write docs/benchmarks.md (an hour); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench-peers
 	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
