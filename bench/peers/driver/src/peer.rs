@@ -50,7 +50,7 @@ impl Kind {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Description {
-    One(Peer),
+    One(Box<Peer>),
     Several(Vec<Peer>),
 }
 
@@ -125,7 +125,7 @@ fn read(folder: &Path) -> Result<Vec<Peer>> {
     let description =
         serde_json::from_str(&text).with_context(|| format!("{} does not describe a peer", path.display()))?;
     let mut peers = match description {
-        Description::One(peer) => vec![peer],
+        Description::One(peer) => vec![*peer],
         Description::Several(peers) => peers,
     };
     for peer in &mut peers {
