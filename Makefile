@@ -42,14 +42,15 @@ JOBS         ?= 2
 # `make test-failover` upgrades from this commit, the last one without the settings for failovers.
 BEFORE       ?= a307796
 
-# `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. SIZING= skips the
-# second.
+# `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. HEADLINE= and
+# SIZING= skip the second and the third.
 ROUNDS       ?= 5
 # `make bench-against`: the revision, and the sections.
 REV          ?= HEAD
 SECTIONS     ?= uncontended handover
 CELL_SECONDS ?= 1
 REPORT       ?= docs/benchmarks.md
+HEADLINE     ?= README.md
 SIZING       ?= docs/operations/capacity.md
 
 # The features that the client's tests need.
@@ -286,10 +287,11 @@ bench-against: build ## Measure sections with this module and that of REV in tur
 	cargo build --release --package rlock-bench
 	target/release/rlock-bench --module $(MODULE) --against target/against/built/release/librlock.so --server $(SERVER) --rounds $(ROUNDS) $(SECTIONS)
 
-bench-peers: ## Measure the module beside other locks, and write docs/benchmarks.md (30 minutes); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
+bench-peers: ## Measure the module beside other locks, and write docs/benchmarks.md (an hour); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench-peers
-	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) $(SIZING:%=--sizing %) \
+	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
+	  $(HEADLINE:%=--headline %) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
 bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md

@@ -148,7 +148,7 @@ fn code_on_the_clients_page_equals_the_packages() {
     assert!(blocks >= 6, "the page shows {blocks} blocks");
 }
 
-/// The README repeats figures of docs/benchmarks.md. Update them after each run of the benchmarks.
+/// The README repeats figures of docs/benchmarks.md. `make bench-peers` writes both.
 #[test]
 fn figures_of_the_readme_are_those_of_the_benchmarks() {
     let readme = fs::read_to_string("README.md").expect("the README");
@@ -156,8 +156,8 @@ fn figures_of_the_readme_are_those_of_the_benchmarks() {
     let rows = readme.lines().filter(|line| line.starts_with("| ") && line.ends_with(" ms |"));
     let figures: Vec<_> =
         rows.flat_map(|row| row.split('|')).filter_map(|cell| cell.trim().strip_suffix(" ms")).collect();
-    assert_eq!(figures.len(), 4, "{figures:?}");
-    // The paragraphs above the plots: "rlock by Jedis: 16.9 ms; Redisson: 28,145 (1,668 times ours)."
+    assert!(figures.len() >= 4, "{figures:?}");
+    // The paragraphs above the plots: "rlock-java: 16.9 ms; Redisson: 28,145 (1,668 times ours)."
     let summary: Vec<_> = benchmarks.lines().filter(|line| line.starts_with("**")).collect();
     for figure in figures {
         assert!(

@@ -41,12 +41,17 @@ type options struct {
 
 // Each peer connects once, and returns a function that connects one client.
 var peers = map[string]func(ctx context.Context, o *options) (func(ctx context.Context) (locker, error), error){
-	"redsync":        connectRedsync,
-	"redislock":      connectRedislock,
-	"plain":          connectPlain,
-	"rlock-go-redis": connectRlock,
-	"etcd":           connectEtcd,
-	"postgresql":     connectPostgresql,
+	"redsync":            connectRedsync,
+	"redislock":          connectRedislock,
+	"plain":              connectPlain,
+	"delex":              connectPlain,
+	"delifeq":            connectPlain,
+	"msetex":             connectPlain,
+	"rlock-go":           connectRlock,
+	"rlock-go-on-redis":  connectRlock,
+	"rlock-go-on-valkey": connectRlock,
+	"etcd":               connectEtcd,
+	"postgresql":         connectPostgresql,
 }
 
 type pair struct {
@@ -181,6 +186,15 @@ func (p *program) keep(ctx context.Context, client int, locker locker, end time.
 	}
 	p.say("held")
 	time.Sleep(time.Until(end))
+}
+
+// The keys of a lock of the kind many.
+func manyKeys(name string) []string {
+	keys := make([]string, 4)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%s:%d", name, i)
+	}
+	return keys
 }
 
 func (p *program) lockOf(client int) string { return fmt.Sprintf("%s:%d", p.key, client%p.locks) }

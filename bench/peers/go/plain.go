@@ -18,8 +18,10 @@ return 0`)
 
 var errNotMine = errors.New("the lease had ended")
 
-// A typical hand-written lock: SET NX PX with a random value, retried after a sleep, and a script
-// that deletes the key if it has that value.
+// A typical hand-written lock: SET NX PX with a random value, retried after a sleep. The peer is how
+// it deletes a key that still has its value: by a script, by DELEX (Redis 8.4) or by DELIFEQ (Valkey
+// 9). msetex sets many keys in one step, by MSETEX (Redis 8.4), and deletes each by DELEX, in one
+// pipeline.
 type plainLocker struct {
 	*redis.Client
 	*options
@@ -36,9 +38,12 @@ func connectPlain(_ context.Context, o *options) (func(context.Context) (locker,
 }
 
 func (l *plainLocker) acquire(ctx context.Context, key string) (release, error) {
-	token := rand.Text()
+	keys, token := []string{key}, rand.Text()
+	if l.lock == "many" {
+		keys = manyKeys(key)
+	}
 	for {
-		if mine, err := l.SetNX(ctx, key, token, l.lease).Result(); err != nil {
+		if mine, err := l.set(ctx, keys, token); err != nil {
 			return nil, err
 		} else if mine {
 			break
@@ -50,9 +55,47 @@ func (l *plainLocker) acquire(ctx context.Context, key string) (release, error) 
 		}
 	}
 	return func(ctx context.Context) error {
-		if deleted, err := deleteIfMine.Run(ctx, l.Client, []string{key}, token).Int(); err != nil || deleted == 1 {
+		if deleted, err := l.delete(ctx, keys, token); err != nil || deleted == int64(len(keys)) {
 			return err
 		}
 		return errNotMine
 	}, nil
+}
+
+// set sets all keys or none.
+func (l *plainLocker) set(ctx context.Context, keys []string, token string) (bool, error) {
+	if l.peer != "msetex" {
+		return l.SetNX(ctx, keys[0], token, l.lease).Result()
+	}
+	command := []any{"MSETEX", len(keys)}
+	for _, key := range keys {
+		command = append(command, key, token)
+	}
+	set, err := l.Do(ctx, append(command, "NX", "PX", l.lease.Milliseconds())...).Int64()
+	return set == 1, err
+}
+
+// delete returns how many of the keys still had the value.
+func (l *plainLocker) delete(ctx context.Context, keys []string, token string) (int64, error) {
+	switch l.peer {
+	case "delex":
+		return l.Do(ctx, "DELEX", keys[0], "IFEQ", token).Int64()
+	case "delifeq":
+		return l.Do(ctx, "DELIFEQ", keys[0], token).Int64()
+	case "msetex":
+		answers, err := l.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+			for _, key := range keys {
+				pipe.Do(ctx, "DELEX", key, "IFEQ", token)
+			}
+			return nil
+		})
+		var deleted int64
+		for _, answer := range answers {
+			one, _ := answer.(*redis.Cmd).Int64() // An error is in err too.
+			deleted += one
+		}
+		return deleted, err
+	default:
+		return deleteIfMine.Run(ctx, l.Client, keys, token).Int64()
+	}
 }

@@ -34,7 +34,7 @@ const options = {
 
 // Each has `connect(options)`, which returns `client(i)`, which returns `acquire(key, waitMs)`.
 // That resolves to the function that releases the lock, or to null on a timeout.
-const modules = { redlock: './redlock.mjs', 'redis-semaphore': './redis-semaphore.mjs', 'rlock-ioredis': './rlock.mjs' }
+const modules = { redlock: './redlock.mjs', 'redis-semaphore': './redis-semaphore.mjs', 'rlock-node': './rlock.mjs' }
 if (!modules[options.peer]) throw new Error(`there is no peer ${options.peer}`)
 const { connect } = await import(modules[options.peer])
 

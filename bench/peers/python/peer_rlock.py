@@ -1,64 +1,35 @@
-"""rlock without a dedicated client: its commands with redis-py, and waits with BLOCK.
-
-As in docs/clients.md: each acquisition has its own owner and says ONCE, and socket timeouts are longer
-than the wait. After a broken connection this program repeats the request, for the remaining time; the
-library does not.
-"""
-
-import math
-import time
-import uuid
+"""The package rlock-redis, with one client for the process."""
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from rlock_redis import RLockClient
 
-SOCKET_MARGIN_SECONDS = 60.0
-ASK_AGAIN_SECONDS = 0.02
-FAMILIES = {"mutex": "RLOCK", "fair": "RFAIRLOCK", "read": "RRWLOCK", "write": "RRWLOCK", "semaphore": "RSEMAPHORE"}
+SESSION_SECONDS = 0.2  # How long a hold outlives the connections of a process that was killed.
+
+
+class Locks:
+    """The lock objects of a client: one for each key."""
+
+    def __init__(self, client, arguments) -> None:
+        self.client, self.kind, self.locks = client, arguments.lock, {}
+        self.options = {"lease": arguments.lease_ms / 1000}
+        if arguments.hold == "yes":
+            self.options["session"] = SESSION_SECONDS
+
+    def of(self, key: str):
+        if key not in self.locks:
+            names = {"mutex": "lock", "fair": "fair_lock", "read": "read_lock", "write": "write_lock", "semaphore": "semaphore"}
+            self.locks[key] = getattr(self.client, names[self.kind])(key, **self.options)
+        return self.locks[key]
 
 
 class Peer:
     def __init__(self, arguments) -> None:
-        self.family = FAMILIES[arguments.lock]
-        self.mode = (arguments.lock.upper(),) if self.family == "RRWLOCK" else ()
-        self.lease_ms, self.permits = arguments.lease_ms, arguments.permits
-        # Frees the lock when the connection of a killed holder closes.
-        self.session = ("SESSION", 0) if arguments.hold == "yes" else ()
-        self.made: set[str] = set()
-        self.client = redis.Redis(
-            host=arguments.host,
-            port=arguments.port,
-            max_connections=arguments.clients,
-            socket_timeout=arguments.seconds + SOCKET_MARGIN_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self.locks = Locks(RLockClient(redis.Redis(host=arguments.host, port=arguments.port)), arguments)
+        self.permits, self.made = arguments.permits if arguments.lock == "semaphore" else 0, set()
 
     def acquire(self, key: str, wait_seconds: float):
-        if self.family == "RSEMAPHORE" and key not in self.made:
-            self.client.execute_command("RSEMAPHORE.INIT", key, self.permits)
+        lock = self.locks.of(key)
+        if self.permits and key not in self.made:
+            lock.init(self.permits)
             self.made.add(key)
-        held, deadline = (key, str(uuid.uuid4()), *self.mode), time.monotonic() + wait_seconds
-        request = (f"{self.family}.ACQUIRE", *held, "PX", self.lease_ms, *self.session, "ONCE", "BLOCK")
-        token = self._until(deadline, lambda: (*request, max(1, math.ceil((deadline - time.monotonic()) * 1000))))
-        if token is None:
-            return None
-        ends = time.monotonic() + self.lease_ms / 1000
-        return lambda: self._release((f"{self.family}.RELEASE", *held, "TOKEN", token), ends)
-
-    def _release(self, command: tuple, ends: float) -> None:
-        try:
-            self._until(ends, lambda: command)
-        except redis.ResponseError as error:
-            # If the lease has not expired: it was already released, and the answer lost.
-            if not str(error).startswith("NOTOWNER ") or time.monotonic() > ends:
-                raise
-
-    def _until(self, deadline: float, command):
-        while True:
-            try:
-                return self.client.execute_command(*command())
-            except (redis.ConnectionError, redis.TimeoutError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(ASK_AGAIN_SECONDS)
+        return lock.release if lock.acquire(timeout=wait_seconds) else None

@@ -6,6 +6,7 @@ use crate::report::Report;
 use crate::samples::Summary;
 
 pub const CONTENDED_64: &str = "64 clients, 1 proc., 0 ms";
+pub const ASYNCIO_200: &str = "200 clients, 1 proc., 0 ms";
 pub const UNCONTENDED_16: &str = "16 clients";
 const UNCONTENDED_64: &str = "64 clients";
 const FAIR_64: &str = "64 clients, 0 ms";
@@ -37,34 +38,50 @@ fn aim(text: impl Into<String>, bound: Bound, result: Option<Summary>) -> Aim {
     Aim { text: text.into(), bound, result, is_met }
 }
 
-/// All aims. Each is a ratio of two peers in the same rounds.
+/// All aims. Most are ratios of two peers in the same rounds.
 pub fn of(report: &Report<'_>) -> Vec<Aim> {
     let Some(ours) = report.baseline() else { return Vec::new() };
     let ours = ours.id();
     let ratio = |work, cell: &str, other: &str, figure| report.samples.ratio(work, cell, (&ours, other), figure);
     let mut aims = vec![
         aim(
-            "Pairs per second, 64 clients on one lock, against Redisson's RLock",
-            Bound::AtLeast(4.0),
-            ratio(Work::Contended, CONTENDED_64, "redisson", "pairs_per_s"),
+            "Hand-overs per second, 64 clients on one lock, against Redisson's RLock",
+            Bound::AtLeast(3.0),
+            ratio(Work::Contended, CONTENDED_64, "redisson", "hand_overs_per_s"),
         ),
         aim(
-            "The same for fair locks, against RFairLock",
+            "The clients' CPU per pair there, against Redisson",
+            Bound::AtMost(0.5),
+            ratio(Work::Contended, CONTENDED_64, "redisson", "client_us_per_pair"),
+        ),
+        aim(
+            "The least share of a client there",
+            Bound::AtLeast(0.8),
+            report.samples.summary(Work::Contended, CONTENDED_64, &ours, "min_share"),
+        ),
+        aim(
+            "Hand-overs per second of fair locks, against RFairLock",
             Bound::AtLeast(12.0),
-            ratio(Work::Fair, FAIR_64, "redisson", "pairs_per_s"),
+            ratio(Work::Fair, FAIR_64, "redisson", "hand_overs_per_s"),
         ),
     ];
     if let Some(best) = best_on_redis(report) {
         aims.push(aim(
-            format!("The same for mutexes, against the best other client of Redis, {}", best.1),
+            format!("Hand-overs per second of mutexes, against the best other client of Redis, {}", best.1),
             Bound::AtLeast(3.0),
-            ratio(Work::Contended, CONTENDED_64, &best.0, "pairs_per_s"),
+            ratio(Work::Contended, CONTENDED_64, &best.0, "hand_overs_per_s"),
         ));
     }
     for (id, name) in [("etcd", "etcd"), ("curator", "Curator")] {
-        let result = ratio(Work::Contended, CONTENDED_64, id, "pairs_per_s");
+        let result = ratio(Work::Contended, CONTENDED_64, id, "hand_overs_per_s");
         aims.push(aim(format!("The same, against {name}'s mutex"), Bound::AtLeast(10.0), result));
     }
+    let asyncio = ("rlock-asyncio", "redis-py-asyncio");
+    aims.push(aim(
+        "Hand-overs per second, 200 tasks of asyncio on one lock, against redis-py's Lock",
+        Bound::AtLeast(1.2),
+        report.samples.ratio(Work::Contended, ASYNCIO_200, asyncio, "hand_overs_per_s"),
+    ));
     aims.extend(costs(report, &ours));
     aims
 }
@@ -74,7 +91,7 @@ fn costs(report: &Report<'_>, ours: &str) -> Vec<Aim> {
     let redisson = "redisson";
     vec![
         aim(
-            "Server CPU per uncontended pair, 16 connections, against Redisson",
+            "Server CPU per uncontended pair, 16 clients, against Redisson",
             Bound::AtMost(0.5),
             samples.ratio(Work::Uncontended, UNCONTENDED_16, (ours, redisson), "server_us_per_pair"),
         ),
@@ -106,11 +123,11 @@ fn costs(report: &Report<'_>, ours: &str) -> Vec<Aim> {
     ]
 }
 
-/// The client of a plain Redis with the most pairs, except Redisson: its id and its name.
+/// The client of a plain Redis with the most hand-overs, except Redisson: its id and its name.
 fn best_on_redis(report: &Report<'_>) -> Option<(String, String)> {
     let others = report.contestants.iter().filter(|c| c.peer.server == "redis" && c.peer.id != "redisson");
     let rates = others.filter_map(|contestant| {
-        let rate = report.samples.summary(Work::Contended, CONTENDED_64, &contestant.id(), "pairs_per_s")?;
+        let rate = report.samples.summary(Work::Contended, CONTENDED_64, &contestant.id(), "hand_overs_per_s")?;
         Some((rate.median, contestant))
     });
     let (_, best) = rates.max_by(|a, b| a.0.total_cmp(&b.0))?;

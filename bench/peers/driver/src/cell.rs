@@ -6,9 +6,12 @@ use crate::peer::Contestant;
 
 /// Peers that take part in every cell of the usual plan. The others take part in the cells that
 /// compare all.
-const IN_DEPTH: [&str; 7] = ["redisson", "jedis", "rlock-client", "plain-go", "etcd", "curator", "postgresql"];
+const IN_DEPTH: [&str; 8] =
+    ["redisson", "rlock-java", "jedis", "rlock-client", "plain", "etcd", "curator", "postgresql"];
 /// Peers whose costs are measured with many waiters and locks.
-const IN_GROWTH: [&str; 3] = ["redisson", "jedis", "rlock-client"];
+const IN_GROWTH: &[&str] = &["redisson", "rlock-java", "jedis", "rlock-client"];
+/// Peers whose clients are tasks of asyncio.
+const IN_ASYNCIO: &[&str] = &["redis-py-asyncio", "rlock-asyncio"];
 /// Jedis needs a thread and a connection per waiter. More than this would not measure the server.
 const MOST_THREADS: usize = 1000;
 
@@ -25,6 +28,8 @@ pub enum Work {
     ReadWrite,
     /// Permits of one semaphore
     Semaphore,
+    /// Four keys in one step
+    Many,
     /// A holder that is killed, and a Redis that is killed
     Crash,
     /// Many waiters and many locks
@@ -64,6 +69,8 @@ pub struct Cell {
     pub held: usize,
     /// Whether it compares all peers, or only those of `IN_DEPTH`.
     pub is_for_all: bool,
+    /// If not empty: the ids of the only peers that it is for.
+    pub only: &'static [&'static str],
 }
 
 impl Cell {
@@ -79,7 +86,13 @@ impl Cell {
             longer: 1.0,
             held: 0,
             is_for_all: false,
+            only: &[],
         }
+    }
+
+    /// Whether clients hand a lock with one holder at a time to each other.
+    pub fn hands_over(&self) -> bool {
+        self.capacity() == 1 && !self.own_locks && self.clients() > 1
     }
 
     pub fn clients(&self) -> usize {
@@ -108,15 +121,13 @@ impl Cell {
             "read" | "write" => "read-write",
             other => other,
         };
-        let is_asked_for = match self.work {
-            Work::Growth => {
-                let is_small = self.clients() <= MOST_THREADS || id != "jedis";
-                let is_comparable = self.held == 0 || id != "rlock-client";
-                IN_GROWTH.contains(&id) && is_small && is_comparable
-            }
-            _ => full || self.is_for_all || IN_DEPTH.contains(&id),
+        let is_asked_for = match self.only {
+            [] => full || self.is_for_all || IN_DEPTH.contains(&id),
+            only => only.contains(&id),
         };
-        contestant.has(kind) && is_asked_for
+        let is_small = self.work != Work::Growth || self.clients() <= MOST_THREADS || id != "jedis";
+        let is_comparable = self.held == 0 || id != "rlock-client";
+        contestant.has(kind) && is_asked_for && is_small && is_comparable
     }
 }
 
@@ -131,6 +142,7 @@ pub fn cells(work: Work, full: bool) -> Vec<Cell> {
             let cell = Cell::new(work, "32 clients, 4 permits".into(), "semaphore", 32);
             vec![Cell { is_for_all: true, ..cell }]
         }
+        Work::Many => many(),
         // Has no sizes: see crash.rs.
         Work::Crash => Vec::new(),
         Work::Growth => growth(full),
@@ -157,12 +169,13 @@ fn contended(full: bool) -> Vec<Cell> {
             ..cell
         }
     };
+    let asyncio = Cell { only: IN_ASYNCIO, ..cell(200, 1, 0) };
     if !full {
-        return [(2, 1, 0), (16, 1, 0), (64, 1, 0), (64, 8, 0), (64, 1, 5), (256, 1, 0)]
-            .map(|(clients, processes, section_ms)| cell(clients, processes, section_ms))
-            .into();
+        let sizes = [(2, 1, 0), (16, 1, 0), (64, 1, 0), (64, 8, 0), (64, 1, 5), (256, 1, 0)];
+        let cells = sizes.map(|(clients, processes, section_ms)| cell(clients, processes, section_ms));
+        return cells.into_iter().chain([asyncio]).collect();
     }
-    let mut all = Vec::new();
+    let mut all = vec![asyncio];
     for section_ms in [0, 5] {
         for processes in [1, 8] {
             // Eight processes cannot share two clients.
@@ -192,14 +205,23 @@ fn read_write() -> Vec<Cell> {
     vec![Cell { parts, section_us: 1000, is_for_all: true, ..cell }]
 }
 
+fn many() -> Vec<Cell> {
+    let cell = |clients: usize, own_locks: bool| {
+        let whose = if own_locks { "four keys of its own each" } else { "the same four keys" };
+        let cell = Cell::new(Work::Many, format!("{clients} clients, {whose}"), "many", clients);
+        Cell { own_locks, is_for_all: true, ..cell }
+    };
+    vec![cell(16, true), cell(64, false)]
+}
+
 fn growth(full: bool) -> Vec<Cell> {
     let waiting = |clients: usize| {
         let cell = Cell::new(Work::Growth, format!("{clients} waiters"), "mutex", clients);
-        Cell { longer: 3.0, ..cell }
+        Cell { longer: 3.0, only: IN_GROWTH, ..cell }
     };
     let held = |held: usize| {
         let cell = Cell::new(Work::Growth, format!("{held} {}", if held == 1 { "lock" } else { "locks" }), "mutex", 16);
-        Cell { own_locks: true, held, ..cell }
+        Cell { own_locks: true, held, only: IN_GROWTH, ..cell }
     };
     let waiters: &[usize] = if full { &[10, 100, 1000, 10_000, 100_000] } else { &[10, 1000, 10_000] };
     let locks: &[usize] = if full { &[1, 1000, 10_000, 100_000, 1_000_000] } else { &[1, 1000, 1_000_000] };

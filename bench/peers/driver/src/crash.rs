@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::clock;
 use crate::measure::LEASE_MS;
-use crate::peer::Contestant;
+use crate::peer::{Contestant, Kind};
 use crate::program::{Assignment, Program};
 use crate::records::{self, Record};
 use crate::server::{Server, Servers};
@@ -63,14 +63,14 @@ struct Scene {
 /// Kills the holders one after the other, and measures the time to the next holder of each lock.
 pub fn kill_holders<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Vec<Outcome<'c>> {
     // A server that does not start fails only the peers that need it.
-    let mut running: Vec<(String, Result<Server>)> = Vec::new();
+    let mut running: Vec<(Kind, Result<Server>)> = Vec::new();
     let mut scenes = Vec::new();
     for contestant in contestants {
-        let kind = &contestant.peer.server;
-        if !running.iter().any(|(of, _)| of == kind) {
-            running.push((kind.clone(), servers.start(kind, false)));
+        let kind = contestant.kind();
+        if !running.iter().any(|(of, _)| *of == kind) {
+            running.push((kind.clone(), servers.start(&kind, false)));
         }
-        let server = running.iter().find(|(of, _)| of == kind).map(|(_, server)| server);
+        let server = running.iter().find(|(of, _)| *of == kind).map(|(_, server)| server);
         let scene = match server {
             Some(Ok(server)) => Scene::prepare(server, contestant, folder),
             Some(Err(error)) => Err(anyhow!("{error:#}")),
@@ -162,12 +162,15 @@ fn wait_for_next<'c>(scenes: Vec<(&'c Contestant, Result<Scene>)>) -> Vec<Outcom
 /// lock, and which holds are lost.
 pub fn restart_redis<'c>(servers: &Servers, contestants: &[&'c Contestant], folder: &Path) -> Vec<Outcome<'c>> {
     let mut outcomes = Vec::new();
-    for kind in ["redis", "rlock"] {
-        let of_kind: Vec<&Contestant> = contestants.iter().copied().filter(|c| c.peer.server == kind).collect();
-        if of_kind.is_empty() {
-            continue;
+    let mut kinds: Vec<Kind> = Vec::new();
+    for kind in contestants.iter().map(|contestant| contestant.kind()).filter(Kind::is_redis) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
         }
-        match restart(servers, kind, &of_kind, folder) {
+    }
+    for kind in kinds {
+        let of_kind: Vec<&Contestant> = contestants.iter().copied().filter(|c| c.kind() == kind).collect();
+        match restart(servers, &kind, &of_kind, folder) {
             Ok(mut of_kind) => outcomes.append(&mut of_kind),
             Err(error) => {
                 outcomes.extend(of_kind.into_iter().map(|contestant| (contestant, Err(anyhow!("{error:#}")))))
@@ -179,7 +182,7 @@ pub fn restart_redis<'c>(servers: &Servers, contestants: &[&'c Contestant], fold
 
 fn restart<'c>(
     servers: &Servers,
-    kind: &str,
+    kind: &Kind,
     contestants: &[&'c Contestant],
     folder: &Path,
 ) -> Result<Vec<Outcome<'c>>> {

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::clock;
+use crate::peer::Kind;
 use crate::server::Servers;
 
 /// Names and values, to print.
@@ -30,7 +31,7 @@ pub fn describe(servers: &Servers) -> Result<Machine> {
     add("Memory", field("/proc/meminfo", "MemTotal").unwrap_or_default());
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     add("Linux", kernel.trim().to_owned());
-    let mut redis = servers.start("rlock", false)?;
+    let mut redis = servers.start(&Kind::rlock(), false)?;
     add("Redis", redis.redis_version()?.unwrap_or_default());
     add("Module", module_version(redis.control()?)?);
     for (name, program, argument) in TOOLS {

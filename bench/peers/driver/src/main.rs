@@ -75,6 +75,10 @@ struct Arguments {
     #[arg(long, value_name = "FILE", default_value = "docs/benchmarks.md")]
     report: PathBuf,
 
+    /// Page with marks for the table of the headline figures
+    #[arg(long, value_name = "FILE")]
+    headline: Option<PathBuf>,
+
     /// Page with marks for the table of what one server can carry
     #[arg(long, value_name = "FILE")]
     sizing: Option<PathBuf>,
@@ -127,14 +131,15 @@ fn main() -> Result<()> {
     if arguments.work.is_empty() {
         arguments.work = Work::value_variants().to_vec();
     }
-    let servers = Servers {
-        redis: arguments.server.clone(),
-        module: arguments.module.clone(),
-        programs: arguments.programs.clone(),
-    };
     let peers = peer::choose(peer::discover(&arguments.programs)?, &arguments.peers)?;
     let (contestants, absent) = peer::prepare(peers)?;
     ensure!(!contestants.is_empty(), "no peer can run here");
+    let servers = Servers {
+        redis: arguments.server.clone(),
+        others: server::find_others(&contestants)?,
+        module: arguments.module.clone(),
+        programs: arguments.programs.clone(),
+    };
     let machine = machine::describe(&servers)?;
     let mut findings = Findings::default();
     for round in 1..=arguments.rounds {
@@ -143,6 +148,7 @@ fn main() -> Result<()> {
         // Written after each round, so that an aborted run leaves its results.
         let report = Report {
             machine: &machine,
+            servers: &servers,
             contestants: &contestants,
             absent: &absent,
             samples: &findings.samples,
@@ -161,6 +167,9 @@ fn write(report: &Report<'_>, arguments: &Arguments) -> Result<()> {
     let page = &arguments.report;
     report.write(page).with_context(|| format!("cannot write {}", page.display()))?;
     eprintln!("wrote {}", page.display());
+    if let Some(page) = &arguments.headline {
+        rlock_bench_peers::fill_in(page, "bench-peers", &report.headline())?;
+    }
     if let Some(page) = &arguments.sizing {
         rlock_bench_peers::fill_in(page, "bench-peers", &sizing::table(report))?;
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::cell::{Cell, Work};
 use crate::clock;
 use crate::fill;
-use crate::peer::Contestant;
+use crate::peer::{Contestant, Kind};
 use crate::program::{Assignment, Program};
 use crate::proxy::Proxy;
 use crate::records::{self, Record};
@@ -28,7 +28,7 @@ const ENOUGH_LOCKS: usize = 10_000;
 /// The running servers, by kind. They stay for a round.
 pub struct Stage<'a> {
     servers: &'a Servers,
-    running: HashMap<String, Server>,
+    running: HashMap<Kind, Server>,
     folder: &'a Path,
     seconds: f64,
 }
@@ -39,6 +39,9 @@ struct Run {
     errors: u64,
     before: Counters,
     window: (Counters, Counters),
+    start_ns: u64,
+    /// The CPU time of the programs within the window.
+    client_cpu_ns: u64,
 }
 
 impl<'a> Stage<'a> {
@@ -49,7 +52,7 @@ impl<'a> Stage<'a> {
 
     /// Measures a contestant in a cell, and returns named figures.
     pub fn measure(&mut self, contestant: &Contestant, cell: &Cell) -> Result<Vec<(&'static str, f64)>> {
-        let kind = contestant.peer.server.clone();
+        let kind = contestant.kind();
         if !self.running.contains_key(&kind) {
             self.running.insert(kind.clone(), self.servers.start(&kind, false)?);
         }
@@ -108,11 +111,13 @@ impl<'a> Stage<'a> {
         }
         let begin_share = if cell.work == Work::Growth { WINDOW_OF_MANY } else { WINDOW.0 };
         let at = |share: f64| start_ns + (seconds * share * 1e9) as u64;
+        let client_cpu_ns = || programs.iter().map(|(program, _)| program.cpu_ns()).sum::<u64>();
         clock::sleep_until_ns(at(begin_share));
-        let begin = server.counters()?;
+        let (begin, client_begin_ns) = (server.counters()?, client_cpu_ns());
         clock::sleep_until_ns(at(WINDOW.1));
-        let end = server.counters()?;
-        let mut run = Run { records: Vec::new(), errors: 0, before, window: (begin, end) };
+        let (end, client_end_ns) = (server.counters()?, client_cpu_ns());
+        let client_cpu_ns = client_end_ns.saturating_sub(client_begin_ns);
+        let mut run = Run { records: Vec::new(), errors: 0, before, window: (begin, end), start_ns, client_cpu_ns };
         if cell.held > 0 {
             // The memory of the held locks only, without what the clients add.
             run.window.0.used_memory = filled.used_memory;
@@ -141,11 +146,20 @@ fn figures(contestant: &Contestant, cell: &Cell, run: &Run) -> Vec<(&'static str
     let per_pair = |amount: u64| amount as f64 / pairs;
     if pairs > 0.0 {
         figures.push(("server_us_per_pair", per_pair(end.cpu.all - begin.cpu.all) / 1e3));
+        figures.push(("client_us_per_pair", per_pair(run.client_cpu_ns) / 1e3));
     }
     if pairs > 0.0 && contestant.is_on_redis() {
         figures.push(("main_thread_us_per_pair", per_pair(end.cpu.main_thread - begin.cpu.main_thread) / 1e3));
         figures.push(("commands_per_pair", per_pair(end.commands - begin.commands)));
         figures.push(("bytes_per_pair", per_pair(end.bytes - begin.bytes)));
+    }
+    if cell.hands_over() {
+        figures.push(("hand_overs_per_s", records::hand_overs(&records) as f64 / seconds));
+        let ended = records.iter().map(Record::waited_ms);
+        let open = records::open_waits_ms(&run.records, cell.clients(), run.start_ns, end.at_ns);
+        let waits: Vec<f64> = ended.chain(open).collect();
+        let names = [("wait_p50_ms", 0.5), ("wait_p99_ms", 0.99), ("wait_p999_ms", 0.999)];
+        figures.extend(names.iter().filter_map(|(name, share)| Some((*name, records::quantile(&waits, *share)?))));
     }
     figures.extend(times(cell, &records));
     if !cell.own_locks {
@@ -174,7 +188,6 @@ fn times(cell: &Cell, records: &[Record]) -> Vec<(&'static str, f64)> {
     if cell.capacity() == 1 && !cell.own_locks {
         let hand_overs = records::hand_overs_ms(records);
         figures.extend(quantiles(("hand_over_p50_ms", "hand_over_p99_ms"), &hand_overs));
-        figures.extend(quantiles(("wait_p50_ms", "wait_p99_ms"), &waits));
         if cell.round_trip_ms > 0 {
             figures.extend(round_trips(cell, &waits, &hand_overs));
         }

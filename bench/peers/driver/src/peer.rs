@@ -16,6 +16,10 @@ pub struct Peer {
     pub version: String,
     pub language: String,
     pub server: String,
+    /// Which Redis or Valkey that is, by its name in `scripts/servers`. Empty: that of the command
+    /// line.
+    #[serde(default)]
+    pub on: String,
     pub locks: Vec<String>,
     #[serde(default)]
     pub variants: Vec<String>,
@@ -25,10 +29,28 @@ pub struct Peer {
     pub folder: PathBuf,
 }
 
+/// A kind of server, which is started once for all peers that use it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
+    pub server: String,
+    pub on: String,
+}
+
+impl Kind {
+    /// This module on the Redis of the command line.
+    pub fn rlock() -> Self {
+        Self { server: "rlock".to_owned(), on: String::new() }
+    }
+
+    pub fn is_redis(&self) -> bool {
+        self.server == "rlock" || self.server == "redis"
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Description {
-    One(Peer),
+    One(Box<Peer>),
     Several(Vec<Peer>),
 }
 
@@ -56,6 +78,10 @@ impl Contestant {
         }
     }
 
+    pub fn kind(&self) -> Kind {
+        Kind { server: self.peer.server.clone(), on: self.peer.on.clone() }
+    }
+
     pub fn has(&self, lock: &str) -> bool {
         self.peer.locks.iter().any(|own| own == lock)
     }
@@ -66,7 +92,7 @@ impl Contestant {
     }
 
     pub fn is_on_redis(&self) -> bool {
-        self.is_rlock() || self.peer.server == "redis"
+        self.kind().is_redis()
     }
 }
 
@@ -99,7 +125,7 @@ fn read(folder: &Path) -> Result<Vec<Peer>> {
     let description =
         serde_json::from_str(&text).with_context(|| format!("{} does not describe a peer", path.display()))?;
     let mut peers = match description {
-        Description::One(peer) => vec![peer],
+        Description::One(peer) => vec![*peer],
         Description::Several(peers) => peers,
     };
     for peer in &mut peers {

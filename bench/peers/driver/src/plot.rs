@@ -46,6 +46,8 @@ pub fn bars(path: &Path, title: &str, bars: &[Bar]) -> Result<()> {
             let style = (FONT, 12).into_font().color(&INK).pos(Pos::new(HPos::Center, VPos::Top));
             area.draw(&Text::new(number(10f64.powi(power)), (x, height - BOTTOM + 8), style))?;
         }
+        let style = (FONT, 12).into_font().color(&INK).pos(Pos::new(HPos::Right, VPos::Top));
+        area.draw(&Text::new("logarithmic scale:", (LEFT - 30, height - BOTTOM + 8), style))?;
         for (row, bar) in (0..).zip(&bars) {
             draw_bar(&area, &scale, bar, TOP + ROW * row)?;
         }

@@ -15,6 +15,7 @@ use crate::clock;
 use crate::peer::Contestant;
 use crate::process::Process;
 use crate::records::{self, Record};
+use crate::usage::CpuNs;
 
 /// JVMs take time to start, and ten thousand threads to connect.
 const READY_TIMEOUT: Duration = Duration::from_secs(90);
@@ -101,6 +102,11 @@ impl Program {
     pub fn go(&mut self) -> Result<()> {
         let input = self.process.child().stdin.as_mut().context("a piped program has an input")?;
         input.write_all(b"go\n").and_then(|()| input.flush()).with_context(|| self.complaint())
+    }
+
+    /// The CPU time that it has used so far.
+    pub fn cpu_ns(&self) -> u64 {
+        CpuNs::of(self.process.id()).all
     }
 
     pub fn wait_until_held(&mut self) -> Result<()> {

@@ -102,6 +102,28 @@ fn by_lock(records: &[Record]) -> BTreeMap<u32, Vec<Record>> {
     locks
 }
 
+/// How many grants went to another client than the grant of the same lock before. Only for locks
+/// with one holder at a time.
+pub fn hand_overs(records: &[Record]) -> usize {
+    let locks = by_lock(records);
+    let pairs = locks.values().flat_map(|of_one| of_one.windows(2));
+    pairs.filter(|pair| matches!(pair, [before, next] if before.client != next.client)).count()
+}
+
+/// How long each of clients `0 … clients-1` that waits at `end_ns` has been waiting, in
+/// milliseconds. Clients ask for the first time at `start_ns`, and again as soon as they have
+/// released.
+pub fn open_waits_ms(records: &[Record], clients: usize, start_ns: u64, end_ns: u64) -> Vec<f64> {
+    let mut last_freed_ns = vec![start_ns; clients];
+    for record in records.iter().filter(|record| record.got_ns <= end_ns) {
+        if let Some(freed_ns) = last_freed_ns.get_mut(record.client as usize) {
+            *freed_ns = record.freed_ns.max(*freed_ns);
+        }
+    }
+    let waiting = last_freed_ns.into_iter().filter(|freed_ns| *freed_ns < end_ns);
+    waiting.map(|freed_ns| ms(end_ns - freed_ns)).collect()
+}
+
 /// The times from the start of a release until the next client has the lock, in milliseconds, for
 /// each next holder that had asked before. Only for locks with one holder at a time.
 pub fn hand_overs_ms(records: &[Record]) -> Vec<f64> {
@@ -199,6 +221,21 @@ mod tests {
         assert_eq!(hand_overs_ms(&waited), [3.0]);
         let came_later = [record(0, 0, 1, 5), record(1, 6, 8, 9)];
         assert!(hand_overs_ms(&came_later).is_empty());
+    }
+
+    #[test]
+    fn client_that_takes_its_lock_again_hands_nothing_over() {
+        let other_lock = Record { lock: 1, ..record(3, 0, 2, 4) };
+        let records = [record(0, 0, 1, 5), record(0, 6, 7, 9), record(1, 0, 10, 12), record(0, 10, 13, 14), other_lock];
+        assert_eq!(hand_overs(&records), 2);
+    }
+
+    #[test]
+    fn open_wait_lasts_since_the_last_release_or_the_start() {
+        let ns = |ms: u64| ms * 1_000_000;
+        let records = [record(0, 0, 1, 5), record(1, 0, 7, 30), record(2, 0, 40, 41)];
+        // Client 0 waits since its release at 6 ms, 1 holds, 2 and 3 wait since the start.
+        assert_eq!(open_waits_ms(&records, 4, ns(1), ns(20)), [14.0, 19.0, 19.0]);
     }
 
     #[test]

@@ -11,13 +11,15 @@ use crate::aims::{self, CONTENDED_64, UNCONTENDED_16};
 use crate::cell::{self, Cell, Work};
 use crate::crash;
 use crate::machine::Machine;
-use crate::peer::{Absent, Contestant};
+use crate::peer::{Absent, Contestant, Peer};
 use crate::plot::{self, Bar};
 use crate::samples::{Samples, Summary};
+use crate::server::Servers;
 
 /// All results of a run.
 pub struct Report<'a> {
     pub machine: &'a Machine,
+    pub servers: &'a Servers,
     pub contestants: &'a [Contestant],
     pub absent: &'a [Absent],
     pub samples: &'a Samples,
@@ -33,6 +35,8 @@ struct Picture {
     file: &'static str,
     title: &'static str,
     question: &'static str,
+    /// The row of the headline table.
+    row: &'static str,
     work: Work,
     cell: &'static str,
     figure: &'static str,
@@ -41,21 +45,34 @@ struct Picture {
     is_rate: bool,
 }
 
-const PICTURES: [Picture; 4] = [
+const PICTURES: [Picture; 5] = [
     Picture {
         file: "contended.svg",
-        title: "Pairs per second, 64 clients on one lock (more is better)",
-        question: "How often does a lock that 64 clients compete for change hands?",
+        title: "Hand-overs per second, 64 clients on one lock (more is better)",
+        question: "How often does a lock that 64 clients compete for go to another client?",
+        row: "hand-overs to another client per second",
         work: Work::Contended,
         cell: CONTENDED_64,
-        figure: "pairs_per_s",
-        unit: "pairs per second",
+        figure: "hand_overs_per_s",
+        unit: "hand-overs per second",
         is_rate: true,
+    },
+    Picture {
+        file: "wait.svg",
+        title: "Wait p99.9 in ms, 64 clients on one lock (less is better)",
+        question: "How long do the unluckiest clients wait (99.9th percentile)?",
+        row: "wait for the lock, p99.9",
+        work: Work::Contended,
+        cell: CONTENDED_64,
+        figure: "wait_p999_ms",
+        unit: "ms",
+        is_rate: false,
     },
     Picture {
         file: "hand-over.svg",
         title: "Hand-over p99 in ms, 64 clients on one lock (less is better)",
         question: "How long is the lock idle between two holders (99th percentile)?",
+        row: "hand-over to the next holder, p99",
         work: Work::Contended,
         cell: CONTENDED_64,
         figure: "hand_over_p99_ms",
@@ -66,6 +83,7 @@ const PICTURES: [Picture; 4] = [
         file: "server-cpu.svg",
         title: "Server CPU per pair in µs, 16 clients, each with its own lock (less is better)",
         question: "What does an acquisition and release of a free lock cost the server?",
+        row: "server CPU per pair of a free lock, µs",
         work: Work::Uncontended,
         cell: UNCONTENDED_16,
         figure: "server_us_per_pair",
@@ -76,6 +94,7 @@ const PICTURES: [Picture; 4] = [
         file: "crash.svg",
         title: "From the death of a holder to the next holder in ms (less is better)",
         question: "How long do clients wait when a holder crashes?",
+        row: "next holder after a crash",
         work: Work::Crash,
         cell: crash::HOLDER,
         figure: "next_holder_ms",
@@ -84,22 +103,23 @@ const PICTURES: [Picture; 4] = [
     },
 ];
 
-/// Why a client that polls can have as many pairs as one that is handed the lock.
+/// Why contention is measured in hand-overs.
 const PAIRS_AND_HAND_OVERS: &str = "\
-A pair is not a hand-over. A client that polls and sleeps between attempts often reacquires the lock that
-it has just released, before another client looks: see *Jain* and *least share* below (1 and 1 if all
-clients get the same). That needs no message to another client, which is most of the cost of a
-hand-over. So a client that sleeps can have as many pairs as one whose lock is handed over, while some
-of its users get almost none.";
+A hand-over is a grant to another client than the one before. A pair, an acquisition with its release, is
+not always one: a client that polls and sleeps between attempts often reacquires the lock that it has just
+released, before another client looks. So it can have many pairs while some clients wait all the time.
+*Wait* is the time from the request to the grant; a wait that is not over at the end of the measurement
+counts with the time it has lasted. *Least share* is 1 if all clients get the lock equally often, and 0
+if one of them never gets it.";
 
 /// A column: heading, figure, and whether the smallest and largest round are shown.
 type Column = (&'static str, &'static str, bool);
 
 impl Report<'_> {
-    /// The contestant that others are compared with: the module with a third-party client.
+    /// The contestant that others are compared with.
     pub fn baseline(&self) -> Option<&Contestant> {
         let ours = || self.contestants.iter().filter(|contestant| contestant.is_rlock());
-        ours().find(|contestant| contestant.peer.id == "jedis").or_else(|| ours().next())
+        ours().find(|contestant| contestant.peer.id == "rlock-java").or_else(|| ours().next())
     }
 
     /// Writes the page, and the folder with plots and figures beside it.
@@ -139,6 +159,22 @@ impl Report<'_> {
         }
         self.failed(out)?;
         self.method(out, folder)
+    }
+
+    /// The figures of the plots, for the page that shows the module to a new reader.
+    pub fn headline(&self) -> String {
+        let ours = self.baseline().map_or(String::new(), Contestant::id);
+        let mut text = String::from("| | rlock | Redisson |\n|---|---:|---:|\n");
+        for picture in &PICTURES {
+            let of = |id: &str| {
+                let unit = if picture.unit == "ms" { " ms" } else { "" };
+                let summary = self.samples.summary(picture.work, picture.cell, id, picture.figure);
+                summary.map_or("not measured".to_owned(), |summary| number(summary.median) + unit)
+            };
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "| {} | {} | {} |", picture.row, of(&ours), of("redisson"));
+        }
+        text
     }
 
     /// The bars of a plot, best first.
@@ -202,7 +238,11 @@ impl Report<'_> {
                 writeln!(
                     out,
                     "| {} | {} | {} | {} | {} |",
-                    peer.name, peer.version, peer.language, peer.server, peer.note
+                    peer.name,
+                    peer.version,
+                    peer.language,
+                    self.server(peer),
+                    peer.note
                 )?;
             }
         }
@@ -212,6 +252,15 @@ impl Report<'_> {
             writeln!(out, "| {row} | **could not be installed:** {} |", absent.reason)?;
         }
         writeln!(out)
+    }
+
+    /// The server of a peer, with its version if it is not that of the command line.
+    fn server(&self, peer: &Peer) -> String {
+        match self.servers.others.get(&peer.on) {
+            Some(other) if peer.server == "rlock" => format!("rlock on {}", other.version),
+            Some(other) => other.version.clone(),
+            None => peer.server.clone(),
+        }
     }
 
     fn work(&self, out: &mut String, work: Work) -> fmt::Result {
@@ -325,6 +374,10 @@ fn heading(work: Work) -> (&'static str, &'static str) {
         ),
         Work::ReadWrite => ("Read-write lock", "Readers and writers of one lock, in one process for each kind."),
         Work::Semaphore => ("Semaphore", "All clients compete for the permits."),
+        Work::Many => (
+            "Four keys in one step",
+            "A client holds all four keys or none: `RLOCK.MACQUIRE` beside `MSETEX … NX`, on the same Redis.",
+        ),
         Work::Crash => (
             "Crash",
             "A holder is killed while other clients wait. The lease or the session's timeout is 30 s; a peer may \
@@ -348,14 +401,22 @@ fn heading(work: Work) -> (&'static str, &'static str) {
 
 fn columns(cell: &Cell) -> Vec<Column> {
     let rate = ("pairs/s", "pairs_per_s", true);
-    let costs = [("CPU µs/pair", "server_us_per_pair", true), ("main thread", "main_thread_us_per_pair", false)];
+    let costs = [
+        ("server CPU µs/pair", "server_us_per_pair", true),
+        ("main thread", "main_thread_us_per_pair", false),
+        ("client CPU", "client_us_per_pair", false),
+    ];
     let traffic = [("commands", "commands_per_pair", false), ("bytes", "bytes_per_pair", false)];
-    let hand_over = [("hand-over p50 ms", "hand_over_p50_ms", false), ("p99", "hand_over_p99_ms", true)];
-    let shares = [("Jain", "jain", false), ("least share", "min_share", false), ("most", "max_share", false)];
+    let hand_over = [("idle p50 ms", "hand_over_p50_ms", false), ("p99", "hand_over_p99_ms", true)];
+    let waits = [("wait p50 ms", "wait_p50_ms", false), ("p99", "wait_p99_ms", true), ("p99.9", "wait_p999_ms", false)];
+    let shares = [("least share", "min_share", false), ("most", "max_share", false), ("Jain", "jain", false)];
     let failures = [("overlaps", "overlaps", false), ("errors", "errors", false)];
-    let mut columns = vec![rate];
+    let mut columns = match cell.hands_over() {
+        true => vec![("hand-overs/s", "hand_overs_per_s", true)],
+        false => vec![rate],
+    };
     match cell.work {
-        Work::Uncontended => {
+        Work::Uncontended | Work::Many if cell.own_locks => {
             columns.extend([("p50 ms", "pair_p50_ms", false), ("p99", "pair_p99_ms", false)]);
             columns.extend(costs);
             columns.extend(traffic);
@@ -365,7 +426,7 @@ fn columns(cell: &Cell) -> Vec<Column> {
             columns.extend(hand_over);
         }
         Work::Growth => {
-            columns = vec![("main thread µs/pair", "main_thread_us_per_pair", true), ("pairs/s", "pairs_per_s", false)];
+            columns = vec![("main thread µs/pair", "main_thread_us_per_pair", true), rate];
             columns.push(if cell.held > 0 {
                 ("bytes per lock", "bytes_per_lock", false)
             } else {
@@ -373,10 +434,14 @@ fn columns(cell: &Cell) -> Vec<Column> {
             });
         }
         _ => {
-            if cell.capacity() == 1 {
-                columns.extend(hand_over);
+            if cell.hands_over() {
+                columns.extend(waits);
             }
             columns.extend(shares);
+            if cell.hands_over() {
+                columns.extend(hand_over);
+                columns.push(rate);
+            }
             if cell.work == Work::Fair {
                 columns.push(("overtaken %", "overtaken_percent", false));
             }

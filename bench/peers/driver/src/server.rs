@@ -3,6 +3,7 @@
 //! Each listens on a free port of 127.0.0.1, keeps its data in a temporary folder, and ends when
 //! its [`Server`] is dropped.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use crate::clock;
+use crate::peer::{Contestant, Kind};
 use crate::process::Process;
 use crate::usage::CpuNs;
 
@@ -20,13 +22,43 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_CLIENTS: u64 = 20_000;
 const OTHER_FILES: u64 = 200;
 
+/// Prints the name, the version and the path of servers, and fetches them if necessary.
+const SCRIPT: &str = "scripts/servers";
+
 /// How servers are started.
 #[derive(Clone, Debug)]
 pub struct Servers {
     pub redis: PathBuf,
+    /// Other servers that peers need, by their names in `scripts/servers`.
+    pub others: HashMap<String, Other>,
     pub module: PathBuf,
     /// The folders that contain the folders of programs.
     pub programs: Vec<PathBuf>,
+}
+
+/// A server of `scripts/servers`.
+#[derive(Clone, Debug)]
+pub struct Other {
+    /// Product and version.
+    pub version: String,
+    pub program: PathBuf,
+}
+
+/// Finds the servers that contestants name.
+pub fn find_others(contestants: &[Contestant]) -> Result<HashMap<String, Other>> {
+    let mut others = HashMap::new();
+    for name in contestants.iter().map(|contestant| &contestant.peer.on).filter(|name| !name.is_empty()) {
+        if others.contains_key(name) {
+            continue;
+        }
+        let output = Command::new(SCRIPT).arg(name).output().with_context(|| format!("cannot run {SCRIPT}"))?;
+        let line = String::from_utf8(output.stdout)?;
+        let [_, version, program] = line.trim_end().split('\t').collect::<Vec<_>>()[..] else {
+            bail!("{SCRIPT} has no server {name}");
+        };
+        others.insert(name.clone(), Other { version: version.to_owned(), program: program.into() });
+    }
+    Ok(others)
 }
 
 /// A running server.
@@ -59,34 +91,40 @@ pub struct Counters {
 
 impl Servers {
     /// Starts a server of a kind. With `append_only`, Redis keeps its data over a restart.
-    pub fn start(&self, kind: &str, append_only: bool) -> Result<Server> {
+    pub fn start(&self, kind: &Kind, append_only: bool) -> Result<Server> {
         rlimit::increase_nofile_limit(MAX_CLIENTS + OTHER_FILES).context("cannot raise RLIMIT_NOFILE")?;
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         // Another process may take the port before the server binds it. Then the server fails, and
         // this run too.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let start = match kind {
-            "redis" | "rlock" => self.redis_line(kind, append_only, address, folder.path())?,
-            _ => self.other_line(kind, address, folder.path())?,
+        let start = match kind.is_redis() {
+            true => self.redis_line(kind, append_only, address, folder.path())?,
+            false => self.other_line(&kind.server, address, folder.path())?,
         };
         let process = start.run(folder.path())?;
         let mut server = Server { process, address, start, control: None, folder };
-        server.wait_until_ready().with_context(|| format!("the server {kind} did not start: {}", server.log()))?;
+        server
+            .wait_until_ready()
+            .with_context(|| format!("the server {} did not start: {}", kind.server, server.log()))?;
         Ok(server)
     }
 
-    fn redis_line(&self, kind: &str, append_only: bool, address: SocketAddr, folder: &Path) -> Result<StartLine> {
+    fn redis_line(&self, kind: &Kind, append_only: bool, address: SocketAddr, folder: &Path) -> Result<StartLine> {
         let mut arguments: Vec<String> = ["--bind", "127.0.0.1", "--save", "", "--maxclients"].map(Into::into).into();
         arguments.push(MAX_CLIENTS.to_string());
         arguments.extend(["--port".into(), address.port().to_string()]);
         arguments.extend(["--dir".into(), folder.to_string_lossy().into_owned()]);
         arguments.extend(["--appendonly".into(), if append_only { "yes" } else { "no" }.into()]);
-        if kind == "rlock" {
+        if kind.server == "rlock" {
             let module = std::fs::canonicalize(&self.module)
                 .with_context(|| format!("no module at {}", self.module.display()))?;
             arguments.extend(["--loadmodule".into(), module.to_string_lossy().into_owned()]);
         }
-        Ok(StartLine { program: self.redis.clone(), arguments, is_redis: true })
+        let program = match kind.on.as_str() {
+            "" => &self.redis,
+            name => &self.others.get(name).with_context(|| format!("the server {name} was not found"))?.program,
+        };
+        Ok(StartLine { program: program.clone(), arguments, is_redis: true })
     }
 
     fn other_line(&self, kind: &str, address: SocketAddr, folder: &Path) -> Result<StartLine> {

@@ -67,7 +67,7 @@ const LINES: [Line; 10] = [
         work: Work::Contended,
         cell: CONTENDED_64,
         peer: "jedis",
-        figure: "pairs_per_s",
+        figure: "hand_overs_per_s",
         shown: as_it_is,
     },
     Line {

@@ -10,7 +10,7 @@ use rslock::{LockError, LockGuard, LockManager};
 use crate::Arguments;
 
 /// How long after a connection has closed a hold ends that is bound to it: enough for a connection that is replaced.
-const SESSION_GRACE: Duration = Duration::from_millis(100);
+const SESSION_GRACE: Duration = Duration::from_millis(200);
 
 /// What the process has of a library.
 pub enum Clients {

@@ -25,6 +25,8 @@ public final class Main {
     private static final int MANY_CLIENTS = 1000;
     private static final long STACK_BYTES = 256 * 1024;
     private static final long WARM_UP_WAIT_MS = 60_000;
+    /** How long the clients then compete as they will later, because the JVM compiles what runs often. */
+    private static final long COMPILE_NANOS = 4_000_000_000L;
     private static final long PAUSE_AFTER_ERROR_MS = 10;
     private static final boolean STREAM = "1".equals(System.getenv("PEERS_STREAM"));
 
@@ -46,6 +48,7 @@ public final class Main {
         Locks locks =
                 switch (arguments.peer()) {
                     case "redisson" -> new RedissonLocks(arguments);
+                    case "rlock-java" -> new RlockLocks(arguments);
                     case "jedis" -> new JedisLocks(arguments);
                     case "curator" -> new CuratorLocks(arguments);
                     default -> throw new IllegalArgumentException("unknown peer " + arguments.peer());
@@ -148,6 +151,15 @@ public final class Main {
             int times = arguments.clients() < MANY_CLIENTS ? WARM_UPS : 2;
             for (int i = 0; i < times; i++) {
                 if (own.acquire(arguments.key() + ":warm:" + client, WARM_UP_WAIT_MS)) {
+                    own.release();
+                }
+            }
+            if (arguments.hold() || arguments.clients() >= MANY_CLIENTS) {
+                return;
+            }
+            long end = System.nanoTime() + COMPILE_NANOS;
+            while (System.nanoTime() < end) {
+                if (own.acquire(arguments.key() + ":warm-up:" + lock(), WARM_UP_WAIT_MS)) {
                     own.release();
                 }
             }
