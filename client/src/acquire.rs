@@ -14,7 +14,7 @@ use crate::held::{Held, reenter};
 use crate::hold::Hold;
 use crate::identity::next_id;
 use crate::options::Options;
-use crate::owners::{self, Turn};
+use crate::owners::{self, Desks, Turn};
 use crate::request::Request;
 use crate::settle::settle;
 use crate::subscriber::Letter;
@@ -156,6 +156,7 @@ impl Core {
                 is_open: false,
                 is_lost: false,
                 link: None,
+                desks,
                 turn,
                 token: Some(token),
             };
@@ -199,6 +200,8 @@ struct Attempt {
     /// about the earlier one.
     is_lost: bool,
     link: Option<Arc<Link>>,
+    /// Of a named owner.
+    desks: Option<Desks>,
     turn: Turn,
     token: Option<TaskTrackerToken>,
 }
@@ -207,7 +210,7 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         if self.is_open {
             let turn = std::mem::take(&mut self.turn);
-            settle(self.request.clone(), self.id, self.link.take(), turn);
+            settle(self.request.clone(), self.id, self.link.take(), self.desks.take(), turn);
         }
         drop(self.token.take());
     }
@@ -319,12 +322,17 @@ impl Attempt {
     /// it renews a live hold instead of counting it twice.
     fn granted(&mut self, tokens: Vec<u64>, reply: &Reply, left: Option<Duration>) -> Result<Step, Error> {
         let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
-        match Hold::begin(self.request.clone(), tokens, reply.sent, left, link)? {
-            Some(hold) => {
+        match Hold::begin(self.request.clone(), tokens, reply.sent, left, link) {
+            Ok(Some(hold)) => {
                 self.is_open = false;
                 Ok(Step::Granted(Held::first(hold)))
             }
-            None => Ok(Step::Again { pauses: true }),
+            Ok(None) => Ok(Step::Again { pauses: true }),
+            Err(error) => {
+                // The hold that began in a closed client releases itself.
+                self.is_open &= error != Error::Closed;
+                Err(error)
+            }
         }
     }
 

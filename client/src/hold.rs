@@ -73,7 +73,8 @@ impl Hold {
     ///
     /// # Errors
     ///
-    /// [`Error::Argument`] for a session over a connection whose closing the client cannot notice.
+    /// [`Error::Argument`] for a session over a connection whose closing the client cannot notice;
+    /// [`Error::Closed`] if the client is closed: then the hold is being released.
     pub(crate) fn begin(
         request: Arc<Request>,
         tokens: Vec<u64>,
@@ -114,6 +115,11 @@ impl Hold {
             desks: OnceLock::new(),
         });
         hold.look_again(&mut hold.state(), core.now());
+        // Closing ends the registered holds. It may have done that just before this one registered.
+        if core.closing.is_cancelled() {
+            hold.end(End::Closed);
+            return Err(Error::Closed);
+        }
         Ok(Some(hold))
     }
 
@@ -326,10 +332,12 @@ impl Hold {
     ///
     /// [`Error::Lost`] if the hold has ended.
     pub(crate) fn enter(self: &Arc<Self>) -> Result<(), Error> {
-        if !self.is_held() {
+        let is_held = self.is_held();
+        let mut state = self.state();
+        if !is_held || state.end.is_some() {
             return Err(Error::Lost);
         }
-        self.state().count += 1;
+        state.count += 1;
         Ok(())
     }
 

@@ -64,7 +64,8 @@ impl Releasing {
             self.turn = awaited.await;
             self.awaited = None;
         }
-        let outcome = self.ask().await;
+        let ended = self.release.request.core.common.ended.clone();
+        let outcome = ended.run_until_cancelled(self.ask()).await.unwrap_or(Err(Error::Closed));
         self.turn.clear();
         self.token = None;
         self.release.done.cancel();

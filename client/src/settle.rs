@@ -8,24 +8,29 @@ use tokio::time::{sleep, timeout};
 use crate::Error;
 use crate::core::Pauses;
 use crate::identity::next_id;
-use crate::owners::Turn;
+use crate::owners::{Desks, Turn};
 use crate::request::Request;
 use crate::transport::Link;
 use crate::wire;
 
 /// Sends `CANCEL` and then `RELEASE` in the background, until the server has answered both or the
 /// lease has passed. They use the connection of the request, so that they cannot overtake it; if
-/// that has closed, they use another one. Later requests of the owner wait for this.
+/// that has closed, they use another one.
+///
+/// Later requests of a named owner wait for this: they find its `desks` and wait for the `turn`. The
+/// id of the RELEASE is lower than theirs, so the server refuses it as `STALE` should it come late.
 ///
 /// At most 1,000 acquisitions are cleaned up at a time; the others end when their pending grants
 /// and leases expire.
-pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, turn: Turn) {
+pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, desks: Option<Desks>, turn: Turn) {
     let core = request.core.clone();
     let Ok(permit) = core.settlements.clone().try_acquire_owned() else { return };
+    let subject = &request.subject;
+    let commands = [subject.cancel(id), subject.release(&[], subject.permits, 0, next_id())];
+    let ended = core.common.ended.clone();
     core.in_background(async move {
-        let _held = (permit, turn);
+        let _held = (permit, desks, turn);
         let subject = &request.subject;
-        let commands = [subject.cancel(id), subject.release(&[], subject.permits, 0, next_id())];
         let mut pauses = Pauses::default();
         let settling = async {
             loop {
@@ -42,8 +47,9 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, tu
                 }
             }
         };
-        if timeout(request.lease, settling).await.is_err() {
-            tracing::debug!(key = %request.key(), "could not clean up an acquisition; its lease has expired");
+        let settling = timeout(request.lease, settling);
+        if ended.run_until_cancelled(settling).await.is_none_or(|settled| settled.is_err()) {
+            tracing::debug!(key = %request.key(), "could not clean up an acquisition; its lease ends it");
         }
     });
 }

@@ -35,6 +35,27 @@ async fn repeated_release_after_the_lease_reports_the_loss() {
     assert!(matches!(outcome, Err(Error::Lost | Error::Unavailable { .. })), "{outcome:?}");
 }
 
+/// The RELEASE of that cleanup has no token, so it could end what the owner acquires next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_of_an_owner_waits_for_the_cleanup_of_a_dropped_one() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let lock = client.lock("k").owner("me");
+    lock.acquire().await.expect("free").release().await.expect("it was held");
+    let (asked, released) = (answered(&server, "RLOCK.ACQUIRE"), answered(&server, "RLOCK.RELEASE"));
+    tokio::task::block_in_place(|| {
+        server.while_stopped(|| {
+            tokio::runtime::Handle::current().block_on(async {
+                for _ in 0..2 {
+                    drop(tokio::time::timeout(Duration::from_millis(100), lock.try_acquire()).await);
+                }
+            });
+        });
+    });
+    eventually(|| answered(&server, "RLOCK.RELEASE") > released).await;
+    assert_eq!(answered(&server, "RLOCK.ACQUIRE"), asked + 1, "the second request was sent before the cleanup ended");
+}
+
 #[tokio::test]
 async fn reader_with_a_lost_hold_cannot_upgrade() {
     let server = Server::start();
