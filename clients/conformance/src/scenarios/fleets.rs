@@ -42,7 +42,7 @@ async fn waiting(nodes: &[Server], count: i64) -> Result<(), Broken> {
 }
 
 async fn in_cluster(w: &World) -> Result<(), Broken> {
-    let nodes = cluster(&w.programs).await?;
+    let nodes = cluster(&w.programs, 0, &[]).await?;
     let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
     // The keys are spread over the nodes.
     let kinds = [("mutex", "a"), ("mutex", "b"), ("mutex", "c"), ("fair", "f"), ("write", "w"), ("many", "{t}1 {t}2")];
@@ -75,7 +75,7 @@ async fn in_cluster(w: &World) -> Result<(), Broken> {
 
 /// A slot migrates to another node while one client holds its lock and another one waits.
 async fn slot_moves(w: &World) -> Result<(), Broken> {
-    let nodes = cluster(&w.programs).await?;
+    let nodes = cluster(&w.programs, 0, &[]).await?;
     let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
     for (kind, key) in [("mutex", "{m}k"), ("fair", "{f}k")] {
         let hold = one.acquire(kind, key, json!({"wait_ms": 0, "lease_ms": 4000})).await?;
@@ -94,7 +94,7 @@ async fn slot_moves(w: &World) -> Result<(), Broken> {
 /// One node stops. The client reports the loss of its locks in time, and renews those of other nodes without delay.
 async fn node_stopped(w: &World) -> Result<(), Broken> {
     const LEASE_MS: i64 = 3000;
-    let nodes = cluster(&w.programs).await?;
+    let nodes = cluster(&w.programs, 0, &[]).await?;
     let c = client_of(w, &nodes).await?;
     let (mut gone, mut well) = (Vec::new(), Vec::new());
     for key in ["a", "b", "c", "d", "e", "f"] {
