@@ -1,5 +1,6 @@
 //! A cluster with failover settings under a crowd of waiters of several packages, while slots move and a master dies.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ pub struct Options {
     /// A program that speaks PROTOCOL.md, with its name: `go=target/clients/go`. Give one for each package.
     #[arg(long = "program", value_name = "NAME=COMMAND", required = true)]
     programs: Vec<String>,
+    /// Mutexes, spread over the slots.
     #[arg(long, default_value_t = 10_000)]
     locks: u64,
     /// Waiters in all programs together.
@@ -52,10 +54,14 @@ pub struct Options {
     /// How many hand-overs per second the holders allow. Each holds a lock for LOCKS / RATE seconds.
     #[arg(long, default_value_t = 1000)]
     rate: u64,
+    /// Writes each hold into this file, as comma-separated values.
+    #[arg(long, value_name = "FILE")]
+    spans: Option<PathBuf>,
 }
 
 /// A span in which a program believed that it holds the lock.
 struct Span {
+    program: usize,
     lock: u64,
     token: i64,
     asked_us: i64,
@@ -117,7 +123,8 @@ pub async fn run(servers: &Arc<Programs>, options: &Options) -> Result<(), Broke
     begin("waiters leave");
 
     let mut done = Vec::new();
-    for call in calls {
+    for (call, named) in calls.into_iter().zip(&options.programs) {
+        eprintln!("{:6.1} s  {named}", (now_us() - begun_us) as f64 / 1e6);
         done.push(call.ok(Duration::from_millis(quiet_ms) + STEP_DEADLINE).await?);
     }
     for node in &nodes {
@@ -125,18 +132,32 @@ pub async fn run(servers: &Arc<Programs>, options: &Options) -> Result<(), Broke
     }
     pause(1000).await;
     collects.abort();
-    let spans = std::mem::take(&mut *spans.lock().unwrap());
+    let mut spans = std::mem::take(&mut *spans.lock().unwrap());
 
     println!("{locks} locks, {waiters} waiters, each lock held for {} ms:\n", locks * 1000 / rate);
-    let verdict = judge(spans, &phases);
+    let verdict = judge(&mut spans, &phases);
     println!("\n| node | role | waiting | used memory before, MiB | at the end, MiB |\n|---|---|---:|---:|---:|");
     for (number, (before, end)) in at_rest.iter().zip(&at_end).enumerate() {
         println!("| {} | {} | {} | {:.1} | {:.1} |", number + 1, before.0, before.1, before.2, end.2);
     }
-    println!("\n| package | waiters | holds | holds lost | errors |\n|---|---:|---:|---:|---|");
-    for ((program, waiters), counts) in programs.iter().zip(&done) {
-        let (package, errors) = (program.hello["package"].as_str().unwrap_or_default(), &counts["errors"]);
-        println!("| {package} | {waiters} | {} | {} | {errors} |", counts["done"], counts["lost"]);
+    println!(
+        "\n| package | waiters | holds | holds lost | errors | wait p99, s | longest, s |\n|---|---:|---:|---:|---|---:|---:|"
+    );
+    for (number, ((_, waiters), counts)) in programs.iter().zip(&done).enumerate() {
+        let own = spans.iter().filter(|span| span.program == number);
+        let mut waits: Vec<_> = own.map(|span| span.from_us - span.asked_us).collect();
+        let [w99, longest] = [99, 100].map(|percent| percentile(&mut waits, percent) as f64 / 1e6);
+        let (name, _) = options.programs[number].split_once('=').unwrap_or_default();
+        let [held, lost, errors] = ["done", "lost", "errors"].map(|field| &counts[field]);
+        println!("| {name} | {waiters} | {held} | {lost} | {errors} | {w99:.1} | {longest:.1} |");
+    }
+    if let Some(file) = &options.spans {
+        let mut text = "program,lock,token,asked_us,from_us,to_us\n".to_owned();
+        for Span { program, lock, token, asked_us, from_us, to_us } in &spans {
+            text += &format!("{program},{lock},{token},{asked_us},{from_us},{to_us}\n");
+        }
+        std::fs::write(file, text)
+            .map_err(|error| Broken::new("driver", format!("--spans {}: {error}", file.display())))?;
     }
     verdict
 }
@@ -160,26 +181,27 @@ async fn start(options: &Options, nodes: &[Server]) -> Result<Vec<(Arc<Program>,
 
 async fn collect(programs: Vec<Arc<Program>>, spans: Arc<Mutex<Vec<Span>>>) {
     loop {
-        for event in
-            programs.iter().flat_map(|program| program.take_events()).filter(|event| event["event"] == "interval")
-        {
-            let number = |field: &str| event[field].as_i64().unwrap_or_default();
-            let lock = event["key"].as_str().and_then(|key| key.strip_prefix(KEY)?.parse().ok()).unwrap_or_default();
-            let [token, asked_us, from_us, to_us] = ["token", "asked_us", "from_us", "to_us"].map(number);
-            spans.lock().unwrap().push(Span { lock, token, asked_us, from_us, to_us });
+        for (number, program) in programs.iter().enumerate() {
+            for event in program.take_events().into_iter().filter(|event| event["event"] == "interval") {
+                let lock =
+                    event["key"].as_str().and_then(|key| key.strip_prefix(KEY)?.parse().ok()).unwrap_or_default();
+                let fields = ["token", "asked_us", "from_us", "to_us"];
+                let [token, asked_us, from_us, to_us] = fields.map(|field| event[field].as_i64().unwrap_or_default());
+                spans.lock().unwrap().push(Span { program: number, lock, token, asked_us, from_us, to_us });
+            }
         }
         pause(500).await;
     }
 }
 
 /// Prints a row for each phase.
-fn judge(mut spans: Vec<Span>, phases: &[Phase]) -> Result<(), Broken> {
+fn judge(spans: &mut [Span], phases: &[Phase]) -> Result<(), Broken> {
     spans.sort_by_key(|span| (span.lock, span.from_us));
     let (mut overlaps, mut fallen, mut first) = (0, 0, String::new());
     // For each phase: the waits, and the times from the end of a hold to the next one.
     let mut figures: Vec<(Vec<i64>, Vec<i64>)> = phases.iter().map(|_| Default::default()).collect();
     let mut latest: Option<&Span> = None;
-    for span in &spans {
+    for span in &*spans {
         let (waits, gaps) = &mut figures[phases.partition_point(|phase| phase.from_us <= span.from_us).max(1) - 1];
         waits.push(span.from_us - span.asked_us);
         let earlier = latest.filter(|earlier| earlier.lock == span.lock);
@@ -195,8 +217,8 @@ fn judge(mut spans: Vec<Span>, phases: &[Phase]) -> Result<(), Broken> {
         latest = earlier.filter(|earlier| earlier.to_us > span.to_us).or(Some(span));
     }
     println!(
-        "| phase | seconds | hand-overs per second | wait p50, s | p99, s | free between two holds p50, ms | p99, ms |\n\
-         |---|---:|---:|---:|---:|---:|---:|"
+        "| phase | seconds | hand-overs per second | wait p50, s | p99, s | free between two holds p50, ms | p99, ms | longest, s |\n\
+         |---|---:|---:|---:|---:|---:|---:|---:|"
     );
     let mut rates = Vec::new();
     for ((phase, next), (waits, gaps)) in phases.iter().zip(&phases[1..]).zip(&mut figures) {
@@ -204,8 +226,8 @@ fn judge(mut spans: Vec<Span>, phases: &[Phase]) -> Result<(), Broken> {
         rates.push(gaps.len() as f64 / seconds);
         let [w50, w99] = [50, 99].map(|percent| percentile(waits, percent) as f64 / 1e6);
         let [g50, g99] = [50, 99].map(|percent| percentile(gaps, percent) as f64 / 1e3);
-        let (name, rate) = (phase.name, gaps.len() as f64 / seconds);
-        println!("| {name} | {seconds:.1} | {rate:.0} | {w50:.2} | {w99:.2} | {g50:.1} | {g99:.1} |");
+        let (name, rate, longest) = (phase.name, gaps.len() as f64 / seconds, percentile(gaps, 100) as f64 / 1e6);
+        println!("| {name} | {seconds:.1} | {rate:.0} | {w50:.2} | {w99:.2} | {g50:.1} | {g99:.1} | {longest:.2} |");
     }
     println!("\n{} holds: {overlaps} overlaps, {fallen} tokens that did not rise.", spans.len());
     ensure!(overlaps + fallen == 0, "B13 B15 B26", "{overlaps} overlaps, {fallen} tokens that did not rise{first}");
@@ -222,7 +244,7 @@ fn judge(mut spans: Vec<Span>, phases: &[Phase]) -> Result<(), Broken> {
 
 fn percentile(values: &mut [i64], percent: usize) -> i64 {
     values.sort_unstable();
-    values.get(values.len() * percent / 100).copied().unwrap_or_default()
+    values.get(values.len().saturating_sub(1) * percent / 100).copied().unwrap_or_default()
 }
 
 async fn is_master(node: &Server) -> bool {
