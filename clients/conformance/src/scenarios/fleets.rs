@@ -12,6 +12,7 @@ scenarios! {
     short "cluster", "B7 B25", ["cluster"], in_cluster;
     long "cluster-slot-moves", "B7 B8 B12", ["cluster"], slot_moves;
     long "cluster-node-stopped", "B13 B16", ["cluster"], node_stopped;
+    long "cluster-failover", "B7 B8 B12", ["cluster"], cluster_failover;
     long "sentinel-failover", "B12 B16 B25", ["sentinel"], failover;
 }
 
@@ -157,6 +158,29 @@ async fn move_slot(nodes: &[Server], key: &str) -> Result<(), Broken> {
         node.ask(&format!("CLUSTER SETSLOT {slot} NODE {to_id}")).await?;
     }
     Ok(())
+}
+
+/// A master dies, and comes back as a replica. Waits continue on the new master, and hear its grants.
+async fn cluster_failover(w: &World) -> Result<(), Broken> {
+    let nodes = cluster(&w.programs, 1, &[]).await?;
+    let c = client_of(w, &nodes).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 15_000, "lease_ms": 20_000})).await?;
+    let waits = c.work("mutex", "k", json!({"tasks": 3, "times": 1, "hold_ms": 10, "lease_ms": 20_000}));
+    waiting(&nodes, 3).await?;
+    let master = &nodes[node_of(&nodes, "k").await?];
+    master.ask("WAIT 1 5000").await?;
+    master.kill().await;
+    let deadline = now_us() + us(20_000);
+    while node_of(&nodes, "k").await.is_err() {
+        ensure!(now_us() < deadline, "driver", "no failover");
+        pause(50).await;
+    }
+    master.start_again().await?;
+    waiting(&nodes, 3).await?;
+    hold.release().await?;
+    // A client may learn of the new master when it asks again, after 30 s at the latest.
+    waits.answer_or("B7 B8", ms(45_000)).await?;
+    are_clean(&nodes).await
 }
 
 /// The primary dies. The client keeps a replicated hold, and its wait continues on the new primary.
