@@ -45,6 +45,10 @@ BEFORE       ?= a307796
 # `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. HEADLINE= and
 # SIZING= skip the second and the third.
 ROUNDS       ?= 5
+# `make bench-cluster`: hand-overs per second that the holders allow, so each holds for LOCKS / RATE seconds.
+LOCKS        ?= 10000
+WAITERS      ?= 100000
+RATE         ?= 1000
 # `make bench-against`: the revision, and the sections.
 REV          ?= HEAD
 SECTIONS     ?= uncontended handover
@@ -299,6 +303,13 @@ bench-collections: ## Measure the collections of the core against ordinary ones 
 	@cargo test --profile worlds --package rlock-core --lib collections::gains -- --ignored --nocapture | tee target/collections.log
 	@! test -n "$(WRITE)" || { echo '| collection, and what is measured | figure | ordinary collection | figure |' && echo '|---|---:|---|---:|' && \
 	  grep '^| ' target/collections.log; } | ./scripts/between docs/internals/design.md '`make bench-collections WRITE=1`'
+
+# MINUTES is 60 above, for the soak.
+bench-cluster: build ## Measure a cluster with LOCKS and WAITERS of four packages for MINUTES (10) while slots move and a master dies; WRITE=1 writes docs/operations/capacity.md
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) CROWD="--locks $(LOCKS) --waiters $(WAITERS) --rate $(RATE) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES))" \
+	  ./scripts/clients $(or $(CLIENTS),python node go java) > target/bench-cluster.md; status=$$?; cat target/bench-cluster.md; exit $$status
+	@! test -n "$(WRITE)" || ./scripts/between docs/operations/capacity.md '`make bench-cluster WRITE=1`' < target/bench-cluster.md
 
 bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table in docs/operations/capacity.md
 	@$(NEED) build

@@ -124,7 +124,11 @@ func (f *feed) open(channel, address string, client redis.UniversalClient) *subs
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if s := f.subs[channel]; s != nil {
-		return s
+		if s.link.address == address {
+			return s
+		}
+		// The node became a replica. It still accepts subscriptions, but its master hears of none, and undoes the grants.
+		f.lose(s, errSubscriptionLost)
 	}
 	l := f.links[address]
 	if l == nil {

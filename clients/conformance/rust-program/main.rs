@@ -295,20 +295,27 @@ impl Program {
 
     async fn work(self: Arc<Self>, request: &Value) -> Answer {
         let (client, options) = (self.client(request)?, Options::of(request));
-        let lock_ = Arc::new(AnyLock::of(&client, request, self.fault)?);
-        let for_ms = request["for_ms"].as_u64();
-        let until = for_ms.map(|ms| tokio::time::Instant::now() + Duration::from_millis(ms));
+        let number_of = |field: &str| request[field].as_u64();
+        let (for_ms, over_ms, count) = (number_of("for_ms"), number_of("over_ms"), number_of("tasks").unwrap_or(1));
         let times = request["times"].as_u64().unwrap_or(if for_ms.is_some() { u64::MAX } else { 1 });
         let hold_for = Duration::from_millis(request["hold_ms"].as_u64().unwrap_or(0));
         let counts = Arc::new(Mutex::new((0u64, 0u64, 0u64, BTreeMap::<String, u64>::new())));
-        let tasks: Vec<_> = (0..request["tasks"].as_u64().unwrap_or(1))
-            .map(|_| {
-                let (lock_, counts, fault) = (lock_.clone(), counts.clone(), self.fault);
-                AbortOnDrop(tokio::spawn(async move {
+        let tasks: Result<Vec<_>, Failure> = (0..count)
+            .map(|number| {
+                let mut own = request.clone();
+                if let Some(spread) = number_of("spread") {
+                    own["keys"] =
+                        json!([format!("{}{}", own["keys"][0].as_str().unwrap_or_default(), number % spread)]);
+                }
+                let lock_ = AnyLock::of(&client, &own, self.fault)?;
+                let (counts, fault) = (counts.clone(), self.fault);
+                Ok(AbortOnDrop(tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(over_ms.unwrap_or(0) * number / count)).await;
+                    let until = for_ms.map(|ms| tokio::time::Instant::now() + Duration::from_millis(ms));
                     let mut done = 0;
                     while done < times && until.is_none_or(|until| tokio::time::Instant::now() < until) {
                         done += 1;
-                        let ended = work_once(&lock_, options.wait, hold_for, fault).await;
+                        let ended = work_once(&lock_, options.wait, hold_for, until, fault).await;
                         let mut counts = lock(&counts);
                         match ended {
                             Ok(Ended::Done) => counts.0 += 1,
@@ -317,10 +324,10 @@ impl Program {
                             Err(Failure { name, .. }) => *counts.3.entry(name).or_default() += 1,
                         }
                     }
-                }))
+                })))
             })
             .collect();
-        for mut task in tasks {
+        for mut task in tasks? {
             let _ = (&mut task.0).await;
         }
         let (done, not_acquired, lost, errors) = lock(&counts).clone();
@@ -404,20 +411,26 @@ async fn work_once(
     lock_: &AnyLock,
     wait: Option<Duration>,
     hold_for: Duration,
+    until: Option<tokio::time::Instant>,
     fault: Fault,
 ) -> Result<Ended, Failure> {
+    let asked_us = now_us();
     let Some(guard) = lock_.acquire(wait).await? else { return Ok(Ended::NotAcquired) };
     let from_us = now_us();
+    let end = tokio::time::Instant::now() + hold_for;
     let is_done = tokio::select! {
         biased;
         () = guard.lost(), if fault != Fault::BelievesAfterDeadline => false,
-        () = tokio::time::sleep(hold_for) => true,
+        () = tokio::time::sleep_until(until.map_or(end, |until| end.min(until))) => true,
     };
     // After a stop of the process the deadline may have passed long ago.
     let now = now_us();
     let to_us = if guard.is_held() || fault == Fault::BelievesAfterDeadline { now } else { now.min(from_us) };
     for (key, token) in guard.keys() {
-        say(&json!({"event": "interval", "key": key, "token": token, "from_us": from_us, "to_us": to_us.max(from_us)}));
+        let to_us = to_us.max(from_us);
+        say(
+            &json!({"event": "interval", "key": key, "token": token, "asked_us": asked_us, "from_us": from_us, "to_us": to_us}),
+        );
     }
     if fault == Fault::KeepsWhatItReleases {
         std::mem::forget(guard);

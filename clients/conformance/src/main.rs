@@ -5,6 +5,7 @@
 
 mod broken;
 mod clock;
+mod crowd;
 mod program;
 mod proxy;
 mod results;
@@ -32,19 +33,21 @@ const SCENARIO_DEADLINE: Duration = Duration::from_secs(180);
 
 /// Checks a client of rlock in any language against clients/BEHAVIOUR.md.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Arguments {
+    #[command(subcommand)]
+    subcommand: Option<Subcommand>,
     /// The command that starts the program under test, which speaks PROTOCOL.md.
     #[arg(long, required_unless_present_any = ["list", "table"])]
     program: Option<String>,
     /// The module to load into servers.
-    #[arg(long, env = "RLOCK_MODULE", default_value = "target/release/librlock.so")]
+    #[arg(long, global = true, env = "RLOCK_MODULE", default_value = "target/release/librlock.so")]
     module: PathBuf,
     /// The server program.
-    #[arg(long, env = "SERVER", default_value = "redis-server")]
+    #[arg(long, global = true, env = "SERVER", default_value = "redis-server")]
     server: String,
     /// The server's command line tool, which makes clusters.
-    #[arg(long, default_value = "redis-cli")]
+    #[arg(long, global = true, default_value = "redis-cli")]
     cli: String,
     /// The name of the results. Default: the language that the program reports.
     #[arg(long)]
@@ -74,6 +77,11 @@ struct Arguments {
     scenarios: Vec<String>,
 }
 
+#[derive(clap::Subcommand)]
+enum Subcommand {
+    BenchCluster(crowd::Options),
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
@@ -94,14 +102,15 @@ fn main() -> ExitCode {
         let (mut terminate, mut interrupt) = terminate.expect("signals can be handled");
         // Dropping what runs ends its servers and programs.
         tokio::select! {
-            report = judge(&arguments) => report,
+            report = perform(&arguments) => report,
             _ = terminate.recv() => Err(Broken::new("driver", "terminated")),
             _ = interrupt.recv() => Err(Broken::new("driver", "interrupted")),
         }
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     match report {
-        Ok(report) => {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(report)) => {
             if let Some(folder) = &arguments.results {
                 report.write(folder);
             }
@@ -123,13 +132,20 @@ struct Judge {
     idle: Mutex<Vec<Arc<Program>>>,
 }
 
-async fn judge(arguments: &Arguments) -> Result<Report, Broken> {
+async fn perform(arguments: &Arguments) -> Result<Option<Report>, Broken> {
     let module = std::fs::canonicalize(&arguments.module);
     let module =
         module.map_err(|error| Broken::new("driver", format!("--module {}: {error}", arguments.module.display())))?;
-    let programs = Programs { server: arguments.server.clone(), cli: arguments.cli.clone(), module };
+    let programs = Arc::new(Programs { server: arguments.server.clone(), cli: arguments.cli.clone(), module });
+    match &arguments.subcommand {
+        Some(Subcommand::BenchCluster(options)) => crowd::run(&programs, options).await.map(|()| None),
+        None => judge(arguments, programs).await.map(Some),
+    }
+}
+
+async fn judge(arguments: &Arguments, programs: Arc<Programs>) -> Result<Report, Broken> {
     let judge = Arc::new(Judge {
-        programs: Arc::new(programs),
+        programs,
         command: arguments.program.clone().unwrap_or_default(),
         driver: arguments.driver.clone(),
         idle: Mutex::default(),

@@ -131,6 +131,11 @@ impl Program {
         call
     }
 
+    /// Removes the events so far, and returns them.
+    pub fn take_events(&self) -> Vec<Value> {
+        std::mem::take(&mut lock(&self.state.events))
+    }
+
     /// Clears the events, for the next scenario.
     pub fn forget(&self) {
         lock(&self.state.events).clear();

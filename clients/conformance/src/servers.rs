@@ -242,22 +242,18 @@ impl Server {
     }
 }
 
-/// Three primaries without replicas.
-pub async fn cluster(programs: &Arc<Programs>) -> Result<Vec<Server>, Broken> {
+/// Three primaries, first in the list, with this number of replicas each.
+pub async fn cluster(programs: &Arc<Programs>, replicas: usize, settings: &[&str]) -> Result<Vec<Server>, Broken> {
     let mut nodes = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..3 * (replicas + 1) {
         let bus = format!("cluster-port {}", free_port());
-        nodes.push(
-            Server::start(
-                programs,
-                &["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage no", &bus],
-            )
-            .await?,
-        );
+        let lines = ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-require-full-coverage no", &bus];
+        nodes.push(Server::start(programs, &[&lines, settings].concat()).await?);
     }
     let mut create = Command::new(&programs.cli);
     create.args(["--cluster", "create"]).args(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)));
-    let output = create.arg("--cluster-yes").output().await.expect("redis-cli runs");
+    create.args(["--cluster-yes", "--cluster-replicas", &replicas.to_string()]);
+    let output = create.output().await.expect("redis-cli runs");
     ensure!(output.status.success(), "driver", "no cluster: {}", String::from_utf8_lossy(&output.stdout));
     let deadline = now_us() + START_DEADLINE.as_micros() as i64;
     for node in &nodes {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,6 +51,8 @@ type request struct {
 	KeepMS       int64           `json:"keep_ms"`
 	Tasks        int             `json:"tasks"`
 	Times        int             `json:"times"`
+	Spread       int             `json:"spread"`
+	OverMS       int64           `json:"over_ms"`
 	ForMS        int64           `json:"for_ms"`
 	HoldMS       int64           `json:"hold_ms"`
 	WorkMS       int64           `json:"work_ms"`
@@ -388,12 +391,18 @@ func (p *program) work(ctx context.Context, c client, r *request) fields {
 	var mu sync.Mutex
 	var done, missed, lost int
 	failures := map[string]int{}
-	end := time.Now().Add(ms(r.ForMS))
 	var all sync.WaitGroup
-	for range max(1, r.Tasks) {
+	for number := range max(1, r.Tasks) {
 		all.Go(func() {
+			time.Sleep(ms(r.OverMS) * time.Duration(number) / time.Duration(max(1, r.Tasks)))
+			end := time.Now().Add(ms(r.ForMS))
+			r := *r
+			if r.Spread > 0 {
+				r.Keys = []string{r.Keys[0] + strconv.Itoa(number%r.Spread)}
+			}
 			for n := 0; ctx.Err() == nil && (r.Times > 0 && n < r.Times || r.Times == 0 && time.Now().Before(end)); n++ {
-				hold, err := acquire(ctx, c, r)
+				asked := nowUS()
+				hold, err := acquire(ctx, c, &r)
 				if errors.Is(err, rlock.ErrNotAcquired) || errors.Is(err, rlock.ErrTimeout) {
 					mu.Lock()
 					missed++
@@ -401,7 +410,11 @@ func (p *program) work(ctx context.Context, c client, r *request) fields {
 					continue
 				}
 				if err == nil {
-					p.interval(hold, r)
+					until := time.Now().Add(ms(r.HoldMS))
+					if r.ForMS > 0 && end.Before(until) {
+						until = end
+					}
+					p.interval(hold, &r, asked, until)
 					err = hold.Release(ctx)
 				}
 				mu.Lock()
@@ -422,10 +435,14 @@ func (p *program) work(ctx context.Context, c client, r *request) fields {
 }
 
 // interval works under a hold. The interval ends before the release, or at the deadline that was seen last.
-func (p *program) interval(hold *rlock.Hold, r *request) {
+func (p *program) interval(hold *rlock.Hold, r *request, asked int64, end time.Time) {
 	from := nowUS()
-	end := time.Now().Add(ms(r.HoldMS))
 	to := from
+	step := 5 * time.Millisecond
+	if r.LeaseMS != nil {
+		// Shorter than from a renewal to its deadline, so each deadline is seen.
+		step = max(step, ms(*r.LeaseMS)/10)
+	}
 	for {
 		now := nowUS()
 		left := hold.Remaining()
@@ -438,11 +455,11 @@ func (p *program) interval(hold *rlock.Hold, r *request) {
 		}
 		select {
 		case <-hold.Context().Done():
-		case <-time.After(min(time.Until(end), 5*time.Millisecond)):
+		case <-time.After(min(time.Until(end), step)):
 		}
 	}
 	tokens := hold.Tokens()
 	for i, key := range r.Keys {
-		p.write(fields{"event": "interval", "key": key, "token": tokens[i], "from_us": from, "to_us": to})
+		p.write(fields{"event": "interval", "key": key, "token": tokens[i], "asked_us": asked, "from_us": from, "to_us": to})
 	}
 }

@@ -138,16 +138,19 @@ async function acquire(request, signal) {
   return answer
 }
 
-async function workOnce(request, signal, counts) {
+async function workOnce(request, signal, counts, until) {
+  const asked_us = nowUs()
   const hold = await obtain(request, signal)
   if (!hold) return counts.not_acquired++
   const from_us = nowUs()
   let believedUntil = from_us + hold.remaining * 1000
   let to_us
   hold.signal.addEventListener('abort', () => (to_us ??= Math.min(nowUs(), believedUntil)))
-  const end = performance.now() + (request.hold_ms ?? 0)
+  const end = Math.min(performance.now() + (request.hold_ms ?? 0), until)
+  // Shorter than from a renewal to its deadline, so each deadline is seen.
+  const step = Math.max(20, (request.lease_ms ?? 0) / 10)
   for (let left; (left = end - performance.now()) > 0 && to_us === undefined;) {
-    await sleep(Math.min(left, 20))
+    await sleep(Math.min(left, step))
     if (hold.held) believedUntil = nowUs() + hold.remaining * 1000
     else to_us ??= Math.min(nowUs(), believedUntil)
   }
@@ -156,7 +159,7 @@ async function workOnce(request, signal, counts) {
   to_us = Math.floor(to_us)
   // It may have expired before this program's code continued.
   if (to_us > from_us) {
-    request.keys.forEach((key, n) => say({ event: 'interval', key, token: hold.tokens[n], from_us, to_us }))
+    request.keys.forEach((key, n) => say({ event: 'interval', key, token: hold.tokens[n], asked_us, from_us, to_us }))
   }
   await hold.release()
   counts[lost ? 'lost' : 'done']++
@@ -164,17 +167,20 @@ async function workOnce(request, signal, counts) {
 
 async function work(request, signal) {
   const counts = { done: 0, not_acquired: 0, lost: 0, errors: {} }
-  const until = request.for_ms === undefined ? Infinity : performance.now() + request.for_ms
+  const { tasks = 1, over_ms = 0, spread } = request
   const times = request.times ?? (request.for_ms === undefined ? 1 : Infinity)
-  const task = async () => {
+  const task = async (_, number) => {
+    await sleep((over_ms * number) / tasks)
+    const until = request.for_ms === undefined ? Infinity : performance.now() + request.for_ms
+    const keys = spread ? [`${request.keys[0]}${number % spread}`] : request.keys
     for (let n = 0; n < times && performance.now() < until && !signal.aborted; n++) {
-      await workOnce(request, signal, counts).catch((error) => {
+      await workOnce({ ...request, keys }, signal, counts, until).catch((error) => {
         const name = nameOf(error)
         counts.errors[name] = (counts.errors[name] ?? 0) + 1
       })
     }
   }
-  await Promise.all(Array.from({ length: request.tasks ?? 1 }, task))
+  await Promise.all(Array.from({ length: tasks }, task))
   signal.throwIfAborted()
   return counts
 }

@@ -248,29 +248,38 @@ async def work(request: dict[str, Any]) -> dict[str, Any]:
     counts: collections.Counter[str] = collections.Counter()
     errors: collections.Counter[str] = collections.Counter()
     clock = clocks[request["client"]]
-    end = time.monotonic() + request["for_ms"] / 1000 if request.get("for_ms") else None
+    tasks = request.get("tasks") or 1
 
-    async def one_task() -> None:
+    async def one_task(number: int) -> None:
+        await done(sleep((request.get("over_ms") or 0) / 1000 * number / tasks))
+        end = time.monotonic() + request["for_ms"] / 1000 if request.get("for_ms") else None
+        key = request["keys"][0] + (str(number % request["spread"]) if request.get("spread") else "")
         done_times = 0
         while time.monotonic() < end if end is not None else done_times < request.get("times", 1):
             done_times += 1
             lost_at: list[int] = []
-            lock = lock_of(request, lambda hold, lost_at=lost_at: lost_at.append(now_us()))  # type: ignore[misc]
+            lock = lock_of(
+                request | {"keys": [key, *request["keys"][1:]]},
+                lambda hold, lost_at=lost_at: lost_at.append(now_us()),  # type: ignore[misc]
+            )
+            asked_us = now_us()
             try:
                 hold = await done(lock.acquire(blocking=request.get("wait_ms") != 0))
                 from_us = now_us()
                 if hold is None:
                     counts["not_acquired"] += 1
                     continue
-                await done(sleep((request.get("hold_ms") or 0) / 1000))
+                left = end - time.monotonic() if end is not None else sys.maxsize
+                await done(sleep(max(0.0, min((request.get("hold_ms") or 0) / 1000, left))))
                 until = hold.until
                 deadline = now_us() + round((until - clock()) * 1e6) if until > 0 else now_us()
                 to_us = min([now_us(), max(from_us, deadline), *lost_at])
                 say(
                     {
                         "event": "interval",
-                        "key": request["keys"][0],
+                        "key": key,
                         "token": hold.token,
+                        "asked_us": asked_us,
                         "from_us": from_us,
                         "to_us": to_us,
                     }
@@ -285,11 +294,13 @@ async def work(request: dict[str, Any]) -> dict[str, Any]:
                 errors[type(error).__name__] += 1
                 await done(sleep(0.01))
 
-    tasks = request.get("tasks") or 1
     if ASYNC:
-        await asyncio.gather(*[asyncio.create_task(one_task()) for _ in range(tasks)])
+        await asyncio.gather(*[asyncio.create_task(one_task(number)) for number in range(tasks)])
     else:
-        threads = [threading.Thread(target=lambda: run(one_task()), daemon=True) for _ in range(tasks)]
+        threads = [
+            threading.Thread(target=lambda number=number: run(one_task(number)), daemon=True)
+            for number in range(tasks)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -21,6 +21,7 @@ scenarios! {
     short "refused-wait", "B12", [], refused_wait;
     short "refused-try", "B12 B28", [], refused_try;
     short "refused-release", "B21 B22", [], refused_release;
+    short "refused-release-then-acquire", "B3 B21", [], refused_release_then_acquire;
     short "refused-for-good", "B12 B28", [], refused_for_good;
     short "wrong-type", "B12 B28", [], wrong_type;
     short "module-missing", "B27", [], module_missing;
@@ -285,6 +286,25 @@ async fn refused_release(w: &World) -> Result<(), Broken> {
         ensure!(is_done, "B22", "a release that was refused with {} hid the result: {said}", code(error));
     }
     w.server.is_clean(ms(4000)).await
+}
+
+/// The owner acquires again before the server accepts its release. If the two share a hold, the second release ends it.
+async fn refused_release_then_acquire(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("write", "w"), ("many", "a b")] {
+        let options = || json!({"wait_ms": 5000, "lease_ms": 20_000, "owner": kind});
+        let hold = c.acquire(kind, keys, options()).await?;
+        proxy.on_command(|words| if is(words, "RELEASE") { Fate::error(PASSING[0]) } else { Fate::Pass });
+        let refused = hold.releasing(json!({}));
+        pause(300).await;
+        let acquires = c.begin(kind, keys, options());
+        pause(300).await;
+        proxy.clear();
+        refused.answer(PATIENCE).await?;
+        acquires.acquired(PATIENCE).await.during("after a release that was refused")?.release().await?;
+    }
+    w.server.is_clean(ms(3000)).await
 }
 
 async fn refused_for_good(w: &World) -> Result<(), Broken> {

@@ -12,6 +12,7 @@ scenarios! {
     short "cluster", "B7 B25", ["cluster"], in_cluster;
     long "cluster-slot-moves", "B7 B8 B12", ["cluster"], slot_moves;
     long "cluster-node-stopped", "B13 B16", ["cluster"], node_stopped;
+    long "cluster-failover", "B7 B8 B12", ["cluster"], cluster_failover;
     long "sentinel-failover", "B12 B16 B25", ["sentinel"], failover;
 }
 
@@ -42,7 +43,7 @@ async fn waiting(nodes: &[Server], count: i64) -> Result<(), Broken> {
 }
 
 async fn in_cluster(w: &World) -> Result<(), Broken> {
-    let nodes = cluster(&w.programs).await?;
+    let nodes = cluster(&w.programs, 0, &[]).await?;
     let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
     // The keys are spread over the nodes.
     let kinds = [("mutex", "a"), ("mutex", "b"), ("mutex", "c"), ("fair", "f"), ("write", "w"), ("many", "{t}1 {t}2")];
@@ -75,7 +76,7 @@ async fn in_cluster(w: &World) -> Result<(), Broken> {
 
 /// A slot migrates to another node while one client holds its lock and another one waits.
 async fn slot_moves(w: &World) -> Result<(), Broken> {
-    let nodes = cluster(&w.programs).await?;
+    let nodes = cluster(&w.programs, 0, &[]).await?;
     let (one, other) = (client_of(w, &nodes).await?, client_of(w, &nodes).await?);
     for (kind, key) in [("mutex", "{m}k"), ("fair", "{f}k")] {
         let hold = one.acquire(kind, key, json!({"wait_ms": 0, "lease_ms": 4000})).await?;
@@ -94,7 +95,7 @@ async fn slot_moves(w: &World) -> Result<(), Broken> {
 /// One node stops. The client reports the loss of its locks in time, and renews those of other nodes without delay.
 async fn node_stopped(w: &World) -> Result<(), Broken> {
     const LEASE_MS: i64 = 3000;
-    let nodes = cluster(&w.programs).await?;
+    let nodes = cluster(&w.programs, 0, &[]).await?;
     let c = client_of(w, &nodes).await?;
     let (mut gone, mut well) = (Vec::new(), Vec::new());
     for key in ["a", "b", "c", "d", "e", "f"] {
@@ -157,6 +158,29 @@ async fn move_slot(nodes: &[Server], key: &str) -> Result<(), Broken> {
         node.ask(&format!("CLUSTER SETSLOT {slot} NODE {to_id}")).await?;
     }
     Ok(())
+}
+
+/// A master dies, and comes back as a replica. Waits continue on the new master, and hear its grants.
+async fn cluster_failover(w: &World) -> Result<(), Broken> {
+    let nodes = cluster(&w.programs, 1, &[]).await?;
+    let c = client_of(w, &nodes).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 15_000, "lease_ms": 20_000})).await?;
+    let waits = c.work("mutex", "k", json!({"tasks": 3, "times": 1, "hold_ms": 10, "lease_ms": 20_000}));
+    waiting(&nodes, 3).await?;
+    let master = &nodes[node_of(&nodes, "k").await?];
+    master.ask("WAIT 1 5000").await?;
+    master.kill().await;
+    let deadline = now_us() + us(20_000);
+    while node_of(&nodes, "k").await.is_err() {
+        ensure!(now_us() < deadline, "driver", "no failover");
+        pause(50).await;
+    }
+    master.start_again().await?;
+    waiting(&nodes, 3).await?;
+    hold.release().await?;
+    // A client may learn of the new master when it asks again, after 30 s at the latest.
+    waits.answer_or("B7 B8", ms(45_000)).await?;
+    are_clean(&nodes).await
 }
 
 /// The primary dies. The client keeps a replicated hold, and its wait continues on the new primary.

@@ -417,6 +417,9 @@ class Attempt:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
         self.uncertain = True
         words: Command = ("PX", milliseconds(self.lease), *self._words, *options, "REQ", self.id)
+        # The server may still know a former hold of this owner, whose release it has not accepted yet. ONCE shares it,
+        # so one release ends it. The permits of a semaphore add up instead.
+        words += () if self.target.kind == "semaphore" else ("ONCE",)
         request = self.target.command("ACQUIRE", self.owner, *words)
         try:
             tokens = tokens_of(await self._call(request, timeout))

@@ -47,15 +47,19 @@ final class Wire {
 
     private static final Pattern MAX_LEASE = Pattern.compile("rlock_max_lease_ms:(\\d+)");
 
+    private static final long FOLLOW_MS = 1000;
+
     private final Source source;
     private final RLockClient client;
     private final String prefix;
     private final Map<String, CompletableFuture<Void>> channels = new HashMap<>();
     private final Map<Integer, String> slots = new HashMap<>();
+    private final Map<String, RedisURI> homes = new HashMap<>();
     private final Map<StatefulConnection<?, ?>, Boolean> watched = new WeakHashMap<>();
     private final Listener listener = new Listener();
     private CompletableFuture<StatefulConnection<String, String>> commands;
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages;
+    private boolean following;
 
     /** Milliseconds that one command may take: those of the connection. */
     volatile long timeout = RedisURI.DEFAULT_TIMEOUT_DURATION.toMillis();
@@ -145,6 +149,8 @@ final class Wire {
         // command counts, and the listener confirms.
         var confirmed = new CompletableFuture<Void>();
         channels.put(channel, confirmed);
+        homes.put(channel, home(channel));
+        if (source.cluster && !following) follow();
         messages()
                 .thenCompose(connection -> watch(connection, channel).thenApply(done -> connection.async()))
                 .thenCompose(it -> source.cluster ? it.ssubscribe(channel) : it.subscribe(channel))
@@ -153,6 +159,29 @@ final class Wire {
                     return null;
                 });
         return confirmed.orTimeout(timeout, TimeUnit.MILLISECONDS);
+    }
+
+    /** The node that serves the slot of a channel, or null. */
+    private RedisURI home(String channel) {
+        var connected = messages == null || messages.isCompletedExceptionally() ? null : messages.getNow(null);
+        if (!(connected instanceof StatefulRedisClusterPubSubConnection<String, String> cluster)) return null;
+        var node = cluster.getPartitions().getPartitionBySlot(slot(channel));
+        return node == null ? null : node.getUri();
+    }
+
+    /**
+     * Subscribes again at the nodes that serve the slots now. Lettuce renews a subscription at the node where it
+     * was made, which may be a replica since, and the server undoes a grant that nobody hears at the master.
+     */
+    private void follow() {
+        for (var channel : List.copyOf(homes.keySet())) {
+            var home = home(channel);
+            if (home == null || home.equals(homes.put(channel, home))) continue;
+            channels.remove(channel);
+            client.interrupted(channel);
+        }
+        following = !client.waits.isEmpty();
+        if (following) client.schedule(this::follow, FOLLOW_MS);
     }
 
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages() {

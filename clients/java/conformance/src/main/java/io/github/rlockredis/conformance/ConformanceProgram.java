@@ -35,6 +35,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
@@ -375,6 +376,7 @@ public final class ConformanceProgram {
     }
 
     private Object work(JsonNode request) throws Exception {
+        if (request.hasNonNull("spread")) return new Crowd(request).work();
         Lockable lock = lockable(request);
         var done = new AtomicInteger();
         var notAcquired = new AtomicInteger();
@@ -390,9 +392,9 @@ public final class ConformanceProgram {
             var worker = new Thread(() -> {
                 for (int n = 0; n < times && (until == 0 || System.nanoTime() < until); n++) {
                     try {
-                        Hold hold = acquire(lock, request);
-                        if (hold == null) notAcquired.incrementAndGet();
-                        else if (workOnce(hold, request)) done.incrementAndGet();
+                        Boolean held = workOnce(lock, request);
+                        if (held == null) notAcquired.incrementAndGet();
+                        else if (held) done.incrementAndGet();
                         else lost.incrementAndGet();
                     } catch (InterruptedException cancelled) {
                         return;
@@ -415,8 +417,11 @@ public final class ConformanceProgram {
         return Map.of("done", done, "not_acquired", notAcquired, "lost", lost, "errors", errors);
     }
 
-    /** Whether it was held to the end. */
-    private static boolean workOnce(Hold hold, JsonNode request) throws InterruptedException {
+    /** Whether it was held to the end; null if it was not acquired. */
+    private static Boolean workOnce(Lockable lock, JsonNode request) throws InterruptedException {
+        long asked = now();
+        Hold hold = acquire(lock, request);
+        if (hold == null) return null;
         long from = now();
         long end = System.nanoTime()
                 + TimeUnit.MILLISECONDS.toNanos(request.path("hold_ms").asLong());
@@ -435,19 +440,7 @@ public final class ConformanceProgram {
         } finally {
             long to = Math.min(now(), Math.min(lostAt.get(), deadline));
             if (to > from) {
-                for (int i = 0; i < hold.keys().size(); i++) {
-                    say(Map.of(
-                            "event",
-                            "interval",
-                            "key",
-                            hold.keys().get(i),
-                            "token",
-                            hold.tokens().get(i),
-                            "from_us",
-                            from,
-                            "to_us",
-                            to));
-                }
+                sayIntervals(hold, asked, from, to);
             }
         }
         try {
@@ -455,6 +448,97 @@ public final class ConformanceProgram {
             return true;
         } catch (RLockException.LockLostException told) {
             return false;
+        }
+    }
+
+    private static void sayIntervals(Hold hold, long asked, long from, long to) {
+        for (int i = 0; i < hold.keys().size(); i++) {
+            var line = new HashMap<String, Object>();
+            line.put("event", "interval");
+            line.put("key", hold.keys().get(i));
+            line.put("token", hold.tokens().get(i));
+            line.put("asked_us", asked);
+            line.put("from_us", from);
+            line.put("to_us", to);
+            say(line);
+        }
+    }
+
+    /** The tasks of `work` over many keys. They use the asynchronous form, so none needs a thread. */
+    private final class Crowd {
+        private final ScheduledExecutorService timer = Executors.newScheduledThreadPool(2);
+        private final List<Lockable> locks = new ArrayList<>();
+        private final int tasks;
+        private final long over;
+        private final long lasts;
+        private final long holds;
+        private final long step;
+        private final AtomicInteger done = new AtomicInteger();
+        private final AtomicInteger lost = new AtomicInteger();
+        private final Map<String, Integer> errors = new ConcurrentHashMap<>();
+        private final CountDownLatch running;
+
+        Crowd(JsonNode request) {
+            RLockClient client = client(request).locks;
+            for (int n = 0; n < request.get("spread").asInt(); n++) {
+                locks.add(client.lock(request.path("keys").path(0).asText() + n).with(options(request)));
+            }
+            tasks = request.path("tasks").asInt(1);
+            running = new CountDownLatch(tasks);
+            over = request.path("over_ms").asLong();
+            lasts = request.path("for_ms").asLong() * 1000;
+            holds = request.path("hold_ms").asLong() * 1000;
+            // Shorter than from a renewal to its deadline, so each deadline is seen.
+            step = Math.max(20_000, request.path("lease_ms").asLong() * 100);
+        }
+
+        Object work() throws InterruptedException {
+            for (int n = 0; n < tasks; n++) {
+                Lockable lock = locks.get(n % locks.size());
+                timer.schedule(() -> again(lock, now() + lasts), over * n / tasks, TimeUnit.MILLISECONDS);
+            }
+            running.await();
+            timer.shutdown();
+            return Map.of("done", done, "not_acquired", 0, "lost", lost, "errors", errors);
+        }
+
+        private void again(Lockable lock, long until) {
+            long asked = now();
+            if (asked >= until) {
+                running.countDown();
+                return;
+            }
+            lock.acquireAsync().whenComplete((hold, failed) -> {
+                if (hold != null) {
+                    long from = now();
+                    var told = new AtomicLong(Long.MAX_VALUE);
+                    hold.onLost(any -> told.set(now()));
+                    hold(lock, hold, until, new long[] {asked, from, Math.min(from + holds, until), from}, told);
+                    return;
+                }
+                Throwable cause = failed.getCause() == null ? failed : failed.getCause();
+                errors.merge((String) error(cause).get("error"), 1, Integer::sum);
+                timer.schedule(() -> again(lock, until), 10, TimeUnit.MILLISECONDS);
+            });
+        }
+
+        /** {@code span}: asked, from, the end of the work, and the deadline that was seen last. */
+        private void hold(Lockable lock, Hold hold, long until, long[] span, AtomicLong told) {
+            // Read in this order, the deadline is not later than the one that is believed in.
+            long at = now();
+            span[3] = Math.max(span[3], at + hold.remaining().toMillis() * 1000);
+            boolean isHeld = hold.isHeld();
+            if (isHeld && at < span[2]) {
+                long left = Math.min(step, span[2] - at);
+                timer.schedule(() -> hold(lock, hold, until, span, told), left, TimeUnit.MICROSECONDS);
+                return;
+            }
+            long to = Math.min(now(), Math.min(told.get(), span[3]));
+            if (to > span[1]) sayIntervals(hold, span[0], span[1], to);
+            hold.releaseAsync().whenComplete((released, failed) -> {
+                (isHeld && failed == null ? done : lost).incrementAndGet();
+                timer.execute(() -> again(lock, until));
+            });
         }
     }
 }
