@@ -59,24 +59,32 @@ func (printing) Ship(_ context.Context, order string, token int64) error {
 }
 
 func main() {
+	if err := run(":8080"); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(address string) error {
 	options, err := redis.ParseURL(os.Getenv("REDIS_URL")) // Such as redis://127.0.0.1:6379
 	if err != nil {
-		log.Fatalf("REDIS_URL: %v", err)
+		return fmt.Errorf("REDIS_URL: %w", err)
 	}
 	rdb := redis.NewClient(options)
 	locks := rlock.New(rdb)
-	server := &http.Server{Addr: ":8080", Handler: Handler(locks, printing{}), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Addr: address, Handler: Handler(locks, printing{}), ReadHeaderTimeout: 5 * time.Second}
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	go func() {
-		log.Println(server.ListenAndServe())
-		stop()
-	}()
-	<-ctx.Done()
+	failed := make(chan error, 1)
+	go func() { failed <- server.ListenAndServe() }()
+	select {
+	case err = <-failed: // The port is in use, for instance.
+	case <-ctx.Done():
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	_ = server.Shutdown(ctx) // Requests end first,
 	_ = locks.Close()        // then locks are released,
 	_ = rdb.Close()          // then the connections close.
+	return err
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -81,6 +83,19 @@ func TestOneOrderIsShippedOnceAtATime(t *testing.T) {
 		}
 	}
 	fmt.Println("ok  go: requests of two servers ship an order one after the other")
+}
+
+func TestAPortThatIsInUseEndsTheProgramWithAnError(t *testing.T) {
+	t.Setenv("REDIS_URL", "redis://127.0.0.1:"+os.Getenv("PORT"))
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := run(listener.Addr().String()); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Fatalf("got %v", err)
+	}
+	fmt.Println("ok  go: a port that is in use is an error")
 }
 
 // lossy loses the lock while it works.

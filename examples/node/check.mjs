@@ -14,6 +14,7 @@ const done = []
 const overlaps = []
 let most = 0
 let lost = 0
+let fails = () => 0
 
 async function work(job, { signal }) {
   const here = (inside.get(job.customer) ?? 0) + 1
@@ -25,6 +26,7 @@ async function work(job, { signal }) {
       await redis.del('customer:a') // As by an operator's FORCERELEASE. The next renewal notices.
       await sleep(30_000, undefined, { signal })
     }
+    if (job.id === 'fails' && fails()) throw new Error('as always')
     await sleep(10)
     if (!signal.aborted) done.push(job.id)
   } finally {
@@ -33,7 +35,8 @@ async function work(job, { signal }) {
 }
 
 const error = console.error
-console.error = () => {} // The job that goes back.
+const errors = []
+console.error = (...words) => errors.push(words.join(' '))
 const jobs = customers.flatMap((customer) => Array.from({ length: 20 }, (_, n) => ({ id: `${customer}${n}`, customer })))
 for (const job of jobs) await redis.lpush('jobs', JSON.stringify(job))
 const workers = [new Worker(url, work), new Worker(url, work)]
@@ -51,7 +54,26 @@ await until(() => done.includes('loses'), 'the job whose lock was lost did not r
 assert.equal(lost, 2)
 console.log('ok  node: a job whose lock was lost stops, and runs again')
 
+const broken = until(() => errors.some((text) => text.includes('cannot be read')), 'the workers do not try')
+await redis.set('jobs', 'no list')
+await broken
+await redis.del('jobs')
+await redis.lpush('jobs', JSON.stringify({ id: 'after', customer: 'c' }))
+await until(() => done.includes('after'), 'the workers ended when the queue could not be read')
+console.log('ok  node: workers outlive a queue that cannot be read')
+
+let attempts = 0
+fails = () => ++attempts
+await redis.lpush('jobs', 'no JSON', JSON.stringify({ id: 'fails', customer: 'b' }))
+await until(() => attempts > 0, 'the job did not run')
+await sleep(1500)
+assert.ok(attempts >= 2 && attempts <= 4, `a job that always fails ran ${attempts} times in 1.5 s`)
+fails = () => 0
+await until(() => done.includes('fails'), 'the job that failed did not run again')
+console.log('ok  node: a job that fails is tried again after a pause')
+
 await Promise.all(workers.map((worker) => worker.close()))
+assert.equal(await redis.lrem('jobs', 0, 'no JSON'), 1)
 assert.deepEqual(await redis.keys('jobs*'), [])
 console.error = error
 redis.disconnect()

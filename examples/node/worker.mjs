@@ -2,14 +2,16 @@
 //
 //   REDIS_URL=redis://127.0.0.1:6379 node worker.mjs
 //
-// A job is a JSON text `{"id", "customer", …}` in the list `jobs`.
+// A job is a JSON text `{"id", "customer", …}` in the list `jobs`. A job that fails is tried again, without limit.
 import { randomUUID } from 'node:crypto'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { pathToFileURL } from 'node:url'
 
 import { Redis } from 'ioredis'
 import { RLockClient } from 'rlock-redis'
 
 const CONCURRENCY = 10
+const PAUSE = 1000 // After an error, so that a job that always fails keeps no processor busy.
 
 export class Worker {
   #running = true
@@ -28,25 +30,38 @@ export class Worker {
   async #loop(queue, work) {
     const mine = `jobs:of:${this.#id}` // Jobs in work: what a crash leaves there can be put back.
     while (this.#running) {
-      // This call blocks its connection, so each loop has one. Waiting for a lock does not.
-      const text = await queue.blmove('jobs', mine, 'RIGHT', 'LEFT', 0.5)
-      if (text === null) continue
-      const job = JSON.parse(text)
+      let text = null
       try {
-        await this.#locks.lock(`customer:${job.customer}`, { session: 1000, note: `job ${job.id}` }).using(
-          async (hold, signal) => {
-            await work(job, { token: hold.token, signal })
-            signal.throwIfAborted() // Not done if the lock was lost on the way.
-          },
-          { timeout: 60_000 },
-        )
+        // This call blocks its connection, so each loop has one. Waiting for a lock does not.
+        text = await queue.blmove('jobs', mine, 'RIGHT', 'LEFT', 0.5)
+        if (text === null) continue
+        await this.#run(JSON.parse(text), work)
         await queue.lrem(mine, 1, text)
       } catch (error) {
-        console.error(`job ${job.id} goes back to the queue: ${error.message}`)
-        await queue.multi().lrem(mine, 1, text).lpush('jobs', text).exec()
+        console.error(text === null ? 'the queue cannot be read:' : `goes back to the queue: ${text}:`, error.message)
+        await sleep(PAUSE) // In this order: another loop would take the job at once.
+        if (text !== null) await this.#putBack(queue, mine, text)
       }
     }
     queue.disconnect()
+  }
+
+  async #run(job, work) {
+    await this.#locks.lock(`customer:${job.customer}`, { session: 1000, note: `job ${job.id}` }).using(
+      async (hold, signal) => {
+        await work(job, { token: hold.token, signal })
+        signal.throwIfAborted() // Not done if the lock was lost on the way.
+      },
+      { timeout: 60_000 },
+    )
+  }
+
+  async #putBack(queue, mine, text) {
+    try {
+      await queue.multi().lrem(mine, 1, text).lpush('jobs', text).exec()
+    } catch (error) {
+      console.error(`stays in ${mine}: ${text}:`, error.message)
+    }
   }
 
   /** Ends after the jobs in work. */

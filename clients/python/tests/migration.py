@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import sys
@@ -11,28 +12,33 @@ from collections.abc import Callable, Iterator
 
 import redis
 
-from rlock_redis import LockTimeout, RLockClient
+from rlock_redis import Hold, LockTimeout, RLockClient
 
+log = logging.getLogger(__name__)
 KEY = "orders:42"
-OLD_LEASE = 3.0
+OLD_LEASE = NEW_LEASE = 3.0
 TIMEOUT = 30.0
 
 
 @contextlib.contextmanager
 def both_locks(
     locks: RLockClient, old: redis.Redis, key: str, timeout: float, met_old: Callable[[], object]
-) -> Iterator[int]:
+) -> Iterator[Hold]:
     end = time.monotonic() + timeout
-    with locks.lock(f"lock:{key}", timeout=timeout, session=1) as hold:  # The new lock first. It is renewed.
+    with locks.lock(f"lock:{key}", timeout=timeout, lease=NEW_LEASE) as hold:  # The new lock first.
         old_lock = old.lock(key, timeout=OLD_LEASE)
         if not old_lock.acquire(blocking=False):
             met_old()  # A process that takes only the old lock holds it, or a crash has left it.
             if not old_lock.acquire(blocking_timeout=max(0.0, end - time.monotonic())):
                 raise LockTimeout(f"{key}: the old lock was not free within {timeout} s")
         try:
-            yield hold.token
+            hold.check()  # LockLost, if the new lock was lost while this process waited for the old one.
+            yield hold
         finally:
-            old_lock.release()  # Before the new one.
+            try:
+                old_lock.release()  # Before the new one.
+            except redis.RedisError:  # Its lease ends it. The result or the error of the work goes on.
+                log.warning("%s: the old lock was not released", key, exc_info=True)
 
 
 def enter(store: redis.Redis) -> None:
@@ -55,7 +61,7 @@ def main(kind: str, port: int) -> None:
     scopes: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
         "old": lambda: store.lock(KEY, timeout=OLD_LEASE, blocking_timeout=TIMEOUT),
         "both": lambda: both_locks(locks, store, KEY, TIMEOUT, lambda: store.incr("met-old")),
-        "new": lambda: locks.lock(f"lock:{KEY}", timeout=TIMEOUT, session=1),
+        "new": lambda: locks.lock(f"lock:{KEY}", timeout=TIMEOUT, lease=NEW_LEASE),
     }
     while not store.exists(f"stop:{os.getpid()}"):
         with scopes[kind]():

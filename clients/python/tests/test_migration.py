@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 from conftest import Server, eventually
+from migration import KEY, NEW_LEASE, both_locks
+
+from rlock_redis import LockLost, RLockClient
 
 PROGRAM = Path(__file__).with_name("migration.py")
 PAGE = Path(__file__).parents[3] / "docs/operations/migration.md"
@@ -107,6 +114,43 @@ def test_a_fleet_that_skips_the_release_with_both_locks_overlaps(fleet: Fleet) -
     for kind in ("old", "new", "old", "new"):
         fleet.start(kind)
     eventually(fleet.overlaps, within=60)
+
+
+def test_a_process_that_lost_the_new_lock_while_it_waited_for_the_old_one_does_no_work(server: Server) -> None:
+    waits, worked = threading.Event(), threading.Event()
+
+    def second_release() -> None:
+        with both_locks(locks, server.admin, KEY, 30, waits.set):
+            worked.set()
+
+    store = redis.Redis(port=server.port)
+    with RLockClient(store) as locks, RLockClient(store) as others, ThreadPoolExecutor() as pool:
+        old = server.admin.lock(KEY, timeout=30)
+        assert old.acquire()
+        process = pool.submit(second_release)
+        assert waits.wait(10)
+        server.admin.delete(f"lock:{KEY}")
+        with others.lock(f"lock:{KEY}", timeout=10):  # A process of release 3 works.
+            time.sleep(NEW_LEASE)  # A renewal has failed by now.
+            old.release()
+            with pytest.raises(LockLost):
+                process.result(10)
+    assert not worked.is_set()
+    assert not server.admin.exists(KEY), "the old lock is released"
+
+
+def test_an_old_lock_that_ends_during_the_work_hides_neither_its_result_nor_its_error(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RLockClient(redis.Redis(port=server.port)) as locks:
+        with both_locks(locks, server.admin, KEY, 10, lambda: None) as hold:
+            server.admin.delete(KEY)
+            assert hold.held
+        assert "the old lock was not released" in caplog.text
+        with pytest.raises(ZeroDivisionError), both_locks(locks, server.admin, KEY, 10, lambda: None):
+            server.admin.delete(KEY)
+            1 / 0  # noqa: B018
+    assert server.is_clean(f"lock:{KEY}")
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of the package")

@@ -23,7 +23,7 @@ import java.util.stream.Stream;
  *
  * <p>The module is the file that the environment variable {@code RLOCK_MODULE} names, else
  * {@code /usr/lib/redis/modules/librlock.so}. The server is the program that {@code RLOCK_SERVER} names, else
- * {@code redis-server}, else {@code valkey-server}.
+ * {@code redis-server}, else {@code valkey-server}. An empty variable counts as unset.
  */
 public final class RLockServer implements AutoCloseable {
     private static final String INSTALLED_MODULE = "/usr/lib/redis/modules/librlock.so";
@@ -40,7 +40,12 @@ public final class RLockServer implements AutoCloseable {
         this.port = port;
         this.process = process;
         this.atExit = new Thread(() -> remove(folder, process), "rlock-server-exit");
-        Runtime.getRuntime().addShutdownHook(atExit);
+        try {
+            Runtime.getRuntime().addShutdownHook(atExit);
+        } catch (IllegalStateException exiting) {
+            remove(folder, process);
+            throw exiting;
+        }
     }
 
     /**
@@ -71,11 +76,12 @@ public final class RLockServer implements AutoCloseable {
     }
 
     private static String module(String named, String installed) {
-        String path = named == null ? installed : named;
+        boolean unset = named == null || named.isEmpty();
+        String path = unset ? installed : named;
         if (Files.isRegularFile(Path.of(path)))
             return Path.of(path).toAbsolutePath().toString();
         throw new IllegalStateException(
-                named == null
+                unset
                         ? "the rlock module is missing: RLOCK_MODULE is not set and " + installed
                                 + " does not exist; install the module, or set RLOCK_MODULE to the path of librlock.so"
                         : "RLOCK_MODULE is '" + named + "', which is not a file; expected the path of librlock.so");
@@ -83,20 +89,20 @@ public final class RLockServer implements AutoCloseable {
 
     static String program(Map<String, String> environment) {
         String named = environment.get("RLOCK_SERVER");
-        var names = named == null ? List.of("redis-server", "valkey-server") : List.of(named);
+        boolean unset = named == null || named.isEmpty();
+        var names = unset ? List.of("redis-server", "valkey-server") : List.of(named);
         var folders = environment.getOrDefault("PATH", "").split(File.pathSeparator);
         for (String name : names) {
             // A name without a folder is searched in PATH, as a shell does.
             var places = name.contains("/")
                     ? Stream.of(Path.of(name))
                     : Stream.of(folders).map(it -> Path.of(it, name));
-            var found = places.filter(Files::isExecutable).findFirst();
+            var found = places.filter(it -> Files.isRegularFile(it) && Files.isExecutable(it))
+                    .findFirst();
             if (found.isPresent()) return found.get().toAbsolutePath().toString();
         }
         throw new IllegalStateException("the server is missing: "
-                + (named == null
-                        ? "found neither redis-server nor valkey-server in PATH"
-                        : "RLOCK_SERVER is '" + named + "'")
+                + (unset ? "found neither redis-server nor valkey-server in PATH" : "RLOCK_SERVER is '" + named + "'")
                 + "; expected a program of Redis 7.0 or newer, or Valkey");
     }
 
@@ -116,20 +122,17 @@ public final class RLockServer implements AutoCloseable {
                 .redirectErrorStream(true)
                 .redirectOutput(log.toFile())
                 .start();
+        var server = new RLockServer(folder, port, process);
         boolean ready = false;
         try {
             long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(START_SECONDS);
-            while (true) {
-                // In this order: the log of a process that has ended is complete.
+            while (!server.answers()) {
                 boolean ended = !process.isAlive();
-                String text = new String(Files.readAllBytes(log), StandardCharsets.UTF_8);
-                if (!ended && text.contains("Ready to accept connections")) {
-                    ready = true;
-                    return new RLockServer(folder, port, process);
-                }
-                if (ended && text.contains("Address already in use")) return null;
+                if (ended && inUse(port)) return null;
                 if (ended || System.nanoTime() > deadline) {
-                    var lines = text.lines().toList();
+                    var lines = new String(Files.readAllBytes(log), StandardCharsets.UTF_8)
+                            .lines()
+                            .toList();
                     throw new IllegalStateException(command.get(0)
                             + (ended ? " ended" : " was not ready within " + START_SECONDS + " s")
                             + "; its log ends with:\n"
@@ -137,11 +140,36 @@ public final class RLockServer implements AutoCloseable {
                 }
                 TimeUnit.MILLISECONDS.sleep(5);
             }
+            ready = true;
+            return server;
         } catch (InterruptedException interrupted) {
             Thread.currentThread().interrupt();
             throw new IllegalStateException("interrupted while the server started", interrupted);
         } finally {
-            if (!ready) remove(folder, process);
+            if (!ready) server.close();
+        }
+    }
+
+    private static boolean inUse(int port) {
+        try {
+            new ServerSocket(port, 1, InetAddress.getLoopbackAddress()).close();
+            return false;
+        } catch (IOException used) {
+            return true;
+        }
+    }
+
+    /** Whether the server is ready. Another process on its port does not count. */
+    private boolean answers() {
+        try (var socket = new Socket(InetAddress.getLoopbackAddress(), port)) {
+            socket.setSoTimeout(1_000);
+            socket.getOutputStream().write("PING\r\nINFO server\r\nQUIT\r\n".getBytes(StandardCharsets.US_ASCII));
+            String reply = new String(socket.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+            // A password, or an ACL, hides the process id.
+            return reply.startsWith("+PONG\r\n") && reply.contains("\r\nprocess_id:" + pid() + "\r\n")
+                    || (reply.startsWith("-NOAUTH") || reply.startsWith("-NOPERM")) && process.isAlive();
+        } catch (IOException notYet) {
+            return false;
         }
     }
 

@@ -1,6 +1,5 @@
 package io.github.rlockredis.junit;
 
-import org.junit.jupiter.api.extension.AfterAllCallback;
 import org.junit.jupiter.api.extension.BeforeAllCallback;
 import org.junit.jupiter.api.extension.BeforeEachCallback;
 import org.junit.jupiter.api.extension.ExtensionContext;
@@ -8,7 +7,7 @@ import org.junit.jupiter.api.extension.ParameterContext;
 import org.junit.jupiter.api.extension.ParameterResolver;
 
 /**
- * Starts a {@link RLockServer} for a test class, and empties it before each test.
+ * Starts a {@link RLockServer} for a test class, and empties it before each test. The server ends with the test run.
  *
  * <pre>{@code
  * @ExtendWith(RLockServerExtension.class)
@@ -31,12 +30,17 @@ import org.junit.jupiter.api.extension.ParameterResolver;
  *     registry.add("spring.data.redis.url", () -> rlock.server().url());
  * }
  * }</pre>
+ *
+ * <p>Nested classes share the server of their outer class. Subclasses of a class with such a static field share its
+ * server, so that they can also share a context of Spring; subclasses of a class with {@code @ExtendWith} have one
+ * each. Tests that share a server cannot run in parallel, since each empties it.
  */
-public final class RLockServerExtension
-        implements BeforeAllCallback, BeforeEachCallback, AfterAllCallback, ParameterResolver {
+public final class RLockServerExtension implements BeforeAllCallback, BeforeEachCallback, ParameterResolver {
+    private static final ExtensionContext.Namespace SERVERS =
+            ExtensionContext.Namespace.create(RLockServerExtension.class);
+
     private final String[] options;
     private RLockServer server;
-    private int classes;
 
     /** A server without further options. */
     public RLockServerExtension() {
@@ -53,35 +57,27 @@ public final class RLockServerExtension
     }
 
     /**
-     * The server of the test class.
+     * The server of the test class. It stays the same until the end of the test run.
      *
      * @return a server that is ready
-     * @throws IllegalStateException no test class with this extension runs
+     * @throws IllegalStateException no test class with this extension has begun, or the test run has ended
      */
     public synchronized RLockServer server() {
         if (server == null) {
-            throw new IllegalStateException("the server runs during the tests of a class; make the field static");
+            throw new IllegalStateException(
+                    "the server starts before the first test of a class and ends with the test run; make the field static");
         }
         return server;
     }
 
-    // Nested classes and subclasses share the extension, and the last one ends the server.
     @Override
-    public synchronized void beforeAll(ExtensionContext context) {
-        if (server == null) server = RLockServer.start(options);
-        classes++;
+    public void beforeAll(ExtensionContext context) {
+        context.getRoot().getStore(SERVERS).getOrComputeIfAbsent(this, key -> new Running());
     }
 
     @Override
     public void beforeEach(ExtensionContext context) {
         server().flush();
-    }
-
-    @Override
-    public synchronized void afterAll(ExtensionContext context) {
-        if (--classes > 0 || server == null) return;
-        server.close();
-        server = null;
     }
 
     @Override
@@ -92,5 +88,25 @@ public final class RLockServerExtension
     @Override
     public Object resolveParameter(ParameterContext parameter, ExtensionContext context) {
         return server();
+    }
+
+    private synchronized void run(RLockServer running) {
+        server = running;
+    }
+
+    /** JUnit closes it at the end of the test run. */
+    @SuppressWarnings("deprecation") // JUnit before 5.13 closes no other AutoCloseable.
+    private final class Running implements ExtensionContext.Store.CloseableResource {
+        private final RLockServer running = RLockServer.start(options);
+
+        Running() {
+            run(running);
+        }
+
+        @Override
+        public void close() {
+            run(null);
+            running.close();
+        }
     }
 }

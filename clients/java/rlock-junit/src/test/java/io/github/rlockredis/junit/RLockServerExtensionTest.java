@@ -71,6 +71,33 @@ class RLockServerExtensionTest {
         }
     }
 
+    static class Base {
+        @RegisterExtension
+        static final RLockServerExtension rlock = new RLockServerExtension();
+
+        @Test
+        void locks(RLockServer server) throws Exception {
+            leaveALockBehind(server);
+        }
+    }
+
+    static class First extends Base {}
+
+    static class Second extends Base {}
+
+    @Test
+    void subclasses_share_the_server_of_a_static_field() {
+        seen.clear();
+        EngineTestKit.engine("junit-jupiter")
+                .selectors(selectClass(First.class), selectClass(Second.class))
+                .execute()
+                .testEvents()
+                .assertStatistics(tests -> tests.succeeded(2).failed(0));
+        assertEquals(2, seen.size());
+        assertSame(seen.get(0), seen.get(1));
+        assertFalse(ProcessHandle.of(seen.get(0).pid()).isPresent());
+    }
+
     @Test
     void each_class_has_a_server_that_each_test_finds_empty() {
         seen.clear();

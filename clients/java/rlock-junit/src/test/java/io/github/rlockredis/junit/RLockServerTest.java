@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HashMap;
@@ -23,7 +24,6 @@ class RLockServerTest {
     private static Map<String, String> environment(String... changes) {
         var environment = new HashMap<>(System.getenv());
         for (int i = 0; i < changes.length; i += 2) environment.put(changes[i], changes[i + 1]);
-        environment.values().removeIf(String::isEmpty);
         return environment;
     }
 
@@ -53,6 +53,10 @@ class RLockServerTest {
                 "the server is missing: RLOCK_SERVER is 'no-such-server'; "
                         + "expected a program of Redis 7.0 or newer, or Valkey",
                 refusal(MODULE, "RLOCK_SERVER", "no-such-server"));
+        assertEquals(
+                "the server is missing: RLOCK_SERVER is '" + folder + "'; "
+                        + "expected a program of Redis 7.0 or newer, or Valkey",
+                refusal(MODULE, "RLOCK_SERVER", folder.toString()));
         assertTrue(refusal(MODULE, "RLOCK_SERVER", "", "PATH", folder.toString())
                 .contains("found neither redis-server nor valkey-server in PATH"));
         Path wrong = Files.writeString(folder.resolve("wrong.so"), "no module");
@@ -67,6 +71,60 @@ class RLockServerTest {
             String program = RLockServer.program(System.getenv());
             assertNull(RLockServer.tryStart(List.of(program, "--bind", "127.0.0.1"), server.port()));
         }
+    }
+
+    @Test
+    void a_server_that_logs_nothing_to_its_output_is_ready() throws Exception {
+        for (var options : List.of(new String[] {"--logfile", "elsewhere"}, new String[] {"--loglevel", "warning"})) {
+            try (var server = RLockServer.start(options)) {
+                server.flush();
+                String program = RLockServer.program(System.getenv());
+                assertNull(RLockServer.tryStart(
+                        List.of(program, "--bind", "127.0.0.1", options[0], options[1]), server.port()));
+            }
+        }
+    }
+
+    /** Starts a server while the program exits. */
+    static final class Exiting {
+        public static void main(String... arguments) {
+            Runtime.getRuntime().addShutdownHook(new Thread(() -> {
+                try {
+                    RLockServer.start();
+                } catch (IllegalStateException refused) {
+                    System.out.println(refused.getMessage());
+                }
+            }));
+        }
+    }
+
+    @Test
+    void a_program_that_exits_leaves_no_server(@TempDir Path folder) throws Exception {
+        var java = List.of(
+                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                "-Djava.io.tmpdir=" + folder,
+                "-cp",
+                System.getProperty("java.class.path"),
+                Exiting.class.getName());
+        var exiting = new ProcessBuilder(java).redirectErrorStream(true).start();
+        assertEquals("Shutdown in progress", new String(exiting.getInputStream().readAllBytes()).strip());
+        try (var left = Files.list(folder)) {
+            assertEquals(List.of(), left.toList());
+        }
+        assertEquals(List.of(), workingIn(folder));
+    }
+
+    private static List<ProcessHandle> workingIn(Path folder) {
+        return ProcessHandle.allProcesses()
+                .filter(it -> {
+                    try {
+                        return Files.readSymbolicLink(Path.of("/proc/" + it.pid() + "/cwd"))
+                                .startsWith(folder);
+                    } catch (IOException gone) {
+                        return false;
+                    }
+                })
+                .toList();
     }
 
     @Test
