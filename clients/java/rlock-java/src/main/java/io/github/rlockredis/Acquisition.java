@@ -16,7 +16,7 @@ import java.util.stream.Stream;
 
 /**
  * One request for a hold, from the first command until it is granted or given up. All of it but
- * {@link #abandon()} runs on the client's thread.
+ * {@link #abandon()} runs in the client's steps.
  */
 final class Acquisition {
     /** Waits without a limit. */

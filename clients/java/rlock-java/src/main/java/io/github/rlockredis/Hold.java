@@ -44,7 +44,8 @@ public final class Hold implements AutoCloseable {
     private final AtomicReference<State> state = new AtomicReference<>(State.HELD);
     private final CompletableFuture<Hold> lost = new CompletableFuture<>();
     private volatile Deadline deadline;
-    // These belong to the client's thread.
+    private volatile Future<?> watch = CompletableFuture.completedFuture(null);
+    // These belong to the client's steps.
     private boolean renewing;
     private Deadline due;
     private Future<?> timer = CompletableFuture.completedFuture(null);
@@ -165,7 +166,17 @@ public final class Hold implements AutoCloseable {
      *     if the hold was lost before
      */
     public CompletableFuture<Void> releaseAsync() {
-        return release(0);
+        var released = release(0);
+        if (released.isDone()) return released;
+        // What the application attaches to its own future must not hold up the client's steps.
+        var told = new CompletableFuture<Void>();
+        released.whenCompleteAsync(
+                (done, error) -> {
+                    if (error == null) told.complete(null);
+                    else told.completeExceptionally(error);
+                },
+                client.executor);
+        return told;
     }
 
     /**
@@ -205,7 +216,7 @@ public final class Hold implements AutoCloseable {
     // These two run on the thread that watches deadlines, which sends nothing.
     private void watch() {
         look();
-        if (isHeld()) client.watch(this::watch, Math.min(deadline.left(), LONGEST_SLEEP_MS));
+        if (isHeld()) watch = client.watch(this::watch, Math.min(deadline.left(), LONGEST_SLEEP_MS));
     }
 
     private void look() {
@@ -268,7 +279,7 @@ public final class Hold implements AutoCloseable {
         long request = RLockClient.nextRequest();
         if (!state.compareAndSet(State.HELD, State.LOST)) return false;
         log.warn("lost {} (token {}): {}", resource, token(), why);
-        client.execute(() -> {
+        client.executeElsewhere(() -> {
             client.holds.remove(this);
             if (settle) client.settle(resource, owner, 0, request, tokens, lease);
         });
@@ -304,6 +315,8 @@ public final class Hold implements AutoCloseable {
 
     private void sendRelease(long request, CompletableFuture<Void> done, long keep) {
         client.holds.remove(this);
+        watch.cancel(false);
+        timer.cancel(false);
         var words = new ArrayList<Object>(List.of("REQ", request));
         if (keep > 0) Collections.addAll(words, "KEEP", keep);
         var call = resource.call("RELEASE", owner, tokens, words.toArray());

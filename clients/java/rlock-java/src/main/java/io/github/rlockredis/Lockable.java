@@ -148,7 +148,7 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
         if (hold != null) hold.releaseAsync();
     }
 
-    /** The application's own future: nothing that it attaches runs on the client's thread. */
+    /** The application's own future: nothing that it attaches runs in the client's steps. */
     <T> CompletableFuture<T> async(LockOptions options, long wait, Function<Hold, T> map) {
         Acquisition request = begin(options, options.owner(), wait);
         var result = new CompletableFuture<T>();

@@ -16,10 +16,12 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.Queue;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.concurrent.LinkedBlockingQueue;
@@ -29,6 +31,7 @@ import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
@@ -59,6 +62,8 @@ public final class RLockClient implements AutoCloseable {
     private static final int MAX_SETTLEMENTS = 1_000;
     private static final int MAX_CALLBACKS = 64;
     private static final long CLOSE_SECONDS = 5;
+    private static final int MAX_STEPS = 100;
+    private static final long TICK_MS = 1_000;
     // From the wall clock, so that a restarted process uses higher ids than the one before.
     private static final AtomicLong REQUESTS = new AtomicLong(ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now()));
     private static final AtomicLong OWNERS = new AtomicLong();
@@ -77,7 +82,7 @@ public final class RLockClient implements AutoCloseable {
     /** The holds by what they hold, so that an owner's next acquisition is a re-entry. */
     final Map<Resource.Place, Hold> held = new ConcurrentHashMap<>();
 
-    // These belong to the client's thread.
+    // These belong to the steps, of which one runs at a time.
     final Map<Long, Acquisition> waits = new HashMap<>();
     final Set<Hold> holds = new HashSet<>();
     final Set<CompletableFuture<Void>> pending = new HashSet<>();
@@ -87,8 +92,10 @@ public final class RLockClient implements AutoCloseable {
     private final String keyPrefix;
     private final Consumer<? super Hold> lossListener;
     private final AtomicBoolean closed = new AtomicBoolean();
-    // Deadlines have a thread of their own, which nothing that is sent can hold up.
+    private final Queue<Runnable> queue = new ConcurrentLinkedQueue<>();
+    private final AtomicInteger queued = new AtomicInteger();
     private final ScheduledThreadPoolExecutor steps = thread("rlock-client");
+    // Deadlines have a thread of their own, which nothing that is sent can hold up.
     private final ScheduledThreadPoolExecutor deadlines = thread("rlock-deadlines");
 
     private RLockClient(Builder builder) {
@@ -112,6 +119,8 @@ public final class RLockClient implements AutoCloseable {
         // Steps after the client was closed have no effect.
         var executor = new ScheduledThreadPoolExecutor(1, daemons(name), new ThreadPoolExecutor.DiscardPolicy());
         executor.setRemoveOnCancelPolicy(true);
+        // Only a timer that is due before all others wakes the thread. Most are cancelled, and later than this.
+        executor.scheduleAtFixedRate(() -> {}, 0, TICK_MS, TimeUnit.MILLISECONDS);
         return executor;
     }
 
@@ -318,8 +327,10 @@ public final class RLockClient implements AutoCloseable {
         } catch (TimeoutException | ExecutionException late) {
             log.warn("closed without an answer to all releases; the leases end what is left");
         }
-        execute(wire::close);
-        steps.shutdown();
+        execute(() -> {
+            wire.close();
+            steps.shutdownNow();
+        });
         deadlines.shutdownNow();
         executor.shutdown();
     }
@@ -361,18 +372,37 @@ public final class RLockClient implements AutoCloseable {
         return id + ":" + OWNERS.incrementAndGet();
     }
 
-    /** Runs a step on the client's thread. */
+    /**
+     * Runs a step after those before it: in this thread, or in the one that runs steps already. Steps
+     * never block, and to wake a thread for each would cost more than they do.
+     */
     void execute(Runnable step) {
-        steps.execute(guarded(step));
+        queue.add(step);
+        if (queued.getAndIncrement() == 0) runSteps();
     }
 
+    /** Runs a step in another thread, for callers that nothing may hold up. */
+    void executeElsewhere(Runnable step) {
+        queue.add(step);
+        if (queued.getAndIncrement() == 0) steps.execute(this::runSteps);
+    }
+
+    private void runSteps() {
+        for (int i = 0; i < MAX_STEPS || isEnded(); i++) {
+            guarded(queue.remove()).run();
+            if (queued.decrementAndGet() == 0) return;
+        }
+        steps.execute(this::runSteps); // The caller has work of its own.
+    }
+
+    /** Runs a step later. If it is due when it is cancelled, it may still run. */
     Future<?> schedule(Runnable step, long milliseconds) {
-        return steps.schedule(guarded(step), milliseconds, TimeUnit.MILLISECONDS);
+        return steps.schedule(() -> execute(step), milliseconds, TimeUnit.MILLISECONDS);
     }
 
     /** Looks at a deadline later. */
-    void watch(Runnable look, long milliseconds) {
-        deadlines.schedule(guarded(look), milliseconds, TimeUnit.MILLISECONDS);
+    Future<?> watch(Runnable look, long milliseconds) {
+        return deadlines.schedule(guarded(look), milliseconds, TimeUnit.MILLISECONDS);
     }
 
     <T> void then(CompletableFuture<T> future, BiConsumer<? super T, Throwable> step) {

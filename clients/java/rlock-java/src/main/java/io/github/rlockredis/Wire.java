@@ -29,6 +29,7 @@ import java.util.WeakHashMap;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.BiFunction;
 import java.util.function.Supplier;
 import java.util.regex.Matcher;
@@ -36,7 +37,7 @@ import java.util.regex.Pattern;
 
 /**
  * The connections of one client: one for commands, and one for messages that is made at the first
- * wait. Its methods run on the client's thread, and it calls back there.
+ * wait. Its methods run in the client's steps, and it calls back there.
  */
 final class Wire {
     /** How connections are made. Cluster connections come from a cluster, others do not. */
@@ -104,7 +105,8 @@ final class Wire {
     /** Sends a command, and fails if no answer has come in time. Cancel it to give it up. */
     CompletableFuture<Object> send(Resource.Call call, long milliseconds) {
         var result = new CompletableFuture<Object>();
-        result.orTimeout(Math.max(1, Math.min(milliseconds, timeout)), TimeUnit.MILLISECONDS);
+        long limit = Math.max(1, Math.min(milliseconds, timeout));
+        var timer = client.schedule(() -> result.completeExceptionally(new TimeoutException()), limit);
         ready().thenCompose(ready -> watch(commands.join(), call.slotKey()))
                 .thenCompose(watched -> {
                     if (result.isDone()) return result;
@@ -114,6 +116,7 @@ final class Wire {
                     return command;
                 })
                 .whenComplete((reply, error) -> {
+                    timer.cancel(false);
                     if (error == null) result.complete(reply);
                     else result.completeExceptionally(error);
                 });

@@ -193,6 +193,14 @@ class LockTest {
     }
 
     @Test
+    void what_follows_a_release_may_block() throws Exception {
+        Hold hold = client.lock("first").acquire();
+        var next = hold.releaseAsync().thenApply(released ->
+                client.lock("second").acquireAsync().orTimeout(5, TimeUnit.SECONDS).join());
+        next.get(10, TimeUnit.SECONDS).close();
+    }
+
+    @Test
     void async_acquisitions_have_owners_of_their_own_unless_named() throws Exception {
         RLock lock = client.lock("k");
         Hold first = lock.acquireAsync().get();
