@@ -22,6 +22,7 @@ final class Acquisition {
     /** Waits without a limit. */
     static final long FOR_EVER = -1;
 
+    private static final long LONGEST_WAIT_MS = TimeUnit.DAYS.toMillis(36_500);
     private static final long ASK_AGAIN_MS = 30_000;
     private static final long CLAIM_MS = 2_000;
     // The server's own nil arrives a little after the limit, and saves the settlement.
@@ -57,7 +58,10 @@ final class Acquisition {
     private Future<?> timer = CompletableFuture.completedFuture(null);
     private Future<?> limit = CompletableFuture.completedFuture(null);
 
-    /** Tries once if {@code wait} is 0, else waits for so many milliseconds. */
+    /**
+     * Tries once if {@code wait} is 0, else waits for so many milliseconds. More than a century, such as
+     * {@code Long.MAX_VALUE}, is without a limit.
+     */
     Acquisition(
             RLockClient client, Resource resource, LockOptions options, String owner, boolean reentrant, long wait) {
         this.client = client;
@@ -65,7 +69,7 @@ final class Acquisition {
         this.options = options;
         this.owner = owner;
         this.reentrant = reentrant;
-        this.wait = wait;
+        this.wait = wait > LONGEST_WAIT_MS ? FOR_EVER : wait;
     }
 
     void start() {

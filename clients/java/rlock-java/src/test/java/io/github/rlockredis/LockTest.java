@@ -160,6 +160,15 @@ class LockTest {
     }
 
     @Test
+    void the_longest_timeout_waits() throws Exception {
+        Hold hold = client.lock("k").acquire();
+        var waiter = inThread(() -> other.lock("k").tryLock(Long.MAX_VALUE, TimeUnit.MILLISECONDS));
+        awaitWaiters("k", 1);
+        hold.close();
+        assertTrue(waiter.get(10, TimeUnit.SECONDS));
+    }
+
+    @Test
     void reentry_is_counted_in_the_client() throws Exception {
         RLock lock = client.lock("k");
         lock.lock();
