@@ -300,7 +300,7 @@ bench-peers: ## Measure the module beside other locks, and write docs/benchmarks
 
 bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md
 	@$(NEED) build
-	@cargo test --profile worlds --package rlock-core --lib collections::gains -- --ignored --nocapture | tee target/collections.log
+	@cargo test --profile worlds --package rlock-core --lib collections::tests -- --ignored --nocapture | tee target/collections.log
 	@! test -n "$(WRITE)" || { echo '| collection, and what is measured | figure | ordinary collection | figure |' && echo '|---|---:|---|---:|' && \
 	  grep '^| ' target/collections.log; } | ./scripts/between docs/internals/design.md '`make bench-collections WRITE=1`'
 

@@ -4,13 +4,13 @@
 
 mod chunked;
 pub(crate) mod deadlines;
-#[cfg(test)]
-mod gains;
 mod name_table;
 mod optional;
 mod slots;
 mod small_set;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use chunked::Chunked;
 pub(crate) use deadlines::DeadlineRef;

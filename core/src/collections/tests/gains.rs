@@ -9,7 +9,7 @@ use std::{
 
 use hashbrown::HashTable;
 
-use super::*;
+use super::super::*;
 
 const ROUNDS: usize = 5;
 const MANY: u32 = 1_000_000;
