@@ -72,7 +72,8 @@ help: ## List the targets
 	@echo "  PORT=6400 make run              another port than $(PORT)"
 	@echo "  SERVER=valkey-server make test  another server than redis-server"
 
-run cluster test test-all campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults test-failover test-faults soak picture: NEEDS = build server
+test test-all: NEEDS = build server python
+run cluster campaigns test-matrix check check-crashes failover client-native-tls client-cancel client-faults test-failover test-faults soak picture: NEEDS = build server
 
 ##@ Use
 
