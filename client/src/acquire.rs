@@ -160,7 +160,8 @@ impl Core {
                 turn,
                 token: Some(token),
             };
-            let held = attempt.obtain(wait, &mut last).await?;
+            // In a box: a thread that blocks on this future may have a small stack.
+            let held = Box::pin(attempt.obtain(wait, &mut last)).await?;
             if let (Some(held), true) = (&held, is_named) {
                 held.hold.desks();
             }
