@@ -1,11 +1,11 @@
 //! The path of every write: open the keys, let the engine decide and apply, then carry out what it
 //! put into the outbox.
 //!
-//! The second part runs after the engine has returned: propagate the effects, store new values and
-//! delete removed ones, close the keys, send keyspace events, reply, wake waiters. So a listener of
-//! a keyspace event may call rlock's commands, and sees no change half done. The server also
-//! notifies other modules while `Keys::finish` creates or deletes a key; during that step rlock's
-//! commands fail.
+//! What is in the outbox is carried out after the engine has returned: propagate the effects, store
+//! new values and delete removed ones, close the keys, send keyspace events, reply, wake waiters.
+//! So a listener of a keyspace event may call rlock's commands, and sees no change half done. The
+//! server also notifies other modules while `Keys::finish` creates or deletes a key; during that
+//! step rlock's writing commands fail.
 
 use rlock_core::{
     Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Refusal, Transaction, slot_of,
@@ -29,7 +29,7 @@ use crate::waiting;
 /// The key of a request for one key.
 pub(crate) const KEY: KeyId = KeyId(0);
 
-/// The caller of the engine.
+/// What started a transaction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trigger {
     Command,
@@ -37,8 +37,9 @@ enum Trigger {
 }
 
 impl Trigger {
-    /// While nothing listens, a command propagates itself instead of its effects. The timer has no
-    /// command to propagate, so it always propagates the effects.
+    /// While nothing listens, the command itself stands in for its effects: the server drops it and
+    /// only counts a change (`propagation.rs`). The timer has no command to propagate, so it always
+    /// propagates the effects.
     fn outbox(self) -> Outbox {
         Outbox::new(propagation::is_on() || self == Self::Timer)
     }
@@ -61,8 +62,8 @@ pub(crate) fn on_keys<'c, R>(
         ctx.reply_error(reply::INTERNAL_ERROR);
         return wake(&mut out);
     };
-    // Reply before waking: the server writes first to the client whose reply was queued last. So the
-    // next holder gets its grant before this client gets the reply to its RELEASE.
+    // The server writes to clients in the reverse order of queued replies, so reply first: the next
+    // holder then gets its grant first.
     reply(result);
     wake(&mut out);
     if next.has_offers {
@@ -93,8 +94,8 @@ pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
     wake(&mut out);
 }
 
-/// Takes the next offer of several keys, from a command or from a job of the timer. Returns whether
-/// there was an offer.
+/// The timer takes the next offer of several keys, no matter whether a command or the timer made
+/// it. Returns whether there was an offer.
 pub(crate) fn run_offer(ctx: Ctx<'_>) -> bool {
     take_next_offer(ctx, Trigger::Timer, |_| true)
 }
@@ -245,14 +246,15 @@ fn give_answers(out: &mut Outbox) {
     }
 }
 
-/// Sends the keyspace event of an event, if it has one.
+/// Publishes the keyspace event of an effect, if it has one.
 pub(crate) fn announce(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) {
     if let Some(keyspace_event) = event.keyspace_event() {
         ctx.notify(keyspace_event, name);
     }
 }
 
-/// Applies an effect that a master decided. It propagates nothing: RLOCK.APPLY propagates itself.
+/// Applies a master's event (its propagated effect). It propagates nothing: RLOCK.APPLY propagates
+/// itself.
 pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'static str> {
     let mut keys = Keys::open(ctx, name, &[], Caller::Module);
     let clears_expire = keys.value(KEY).clears_expire(event);
@@ -278,7 +280,7 @@ pub(crate) fn apply(ctx: Ctx<'_>, name: Arg<'_>, event: &Event) -> Result<(), &'
         state::tell(|engine| engine.value_arrived(key.borrow()));
         timer::arm_soon();
     } else if state::with_engine(|engine| engine.has_to_observe()) == Some(true) {
-        // The engine cleans up in parts after a large value that one effect has ended.
+        // If one effect ended a large value, the engine cleans up after it in parts.
         timer::arm_soon();
     }
     applied

@@ -20,8 +20,8 @@ use crate::transport::Link;
 use crate::validity::{Step, Terms, Validity};
 use crate::wire;
 
-/// How often a future that awaits a loss reads the clock: timers stand still while the machine is
-/// suspended.
+/// The longest that a future awaiting a loss sleeps before it reads the clock again: timers stand
+/// still while the machine is suspended.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
 /// Why a hold is no longer valid.
@@ -49,7 +49,7 @@ pub(crate) struct Hold {
     over: CancellationToken,
     /// Cancelled when the release is over, whether it succeeded or not.
     pub(crate) done: CancellationToken,
-    /// Set if other requests may use the same owner.
+    /// The queue and holds that requests of a named owner share (`owners.rs`).
     desks: OnceLock<Desks>,
 }
 
@@ -59,8 +59,11 @@ struct State {
     link: Weak<Link>,
     kept: Option<Arc<Link>>,
     place: Place,
+    /// No renewal starts before this moment.
     not_before: Moment,
+    /// The pauses after failed renewals.
     pauses: Pauses,
+    /// The latest renewal failed.
     has_failed: bool,
     /// The number of guards.
     count: usize,
@@ -68,8 +71,9 @@ struct State {
 }
 
 impl Hold {
-    /// Begins a hold that the answer to a request sent at `sent` has granted or renewed. `None` if
-    /// it is no longer valid.
+    /// Begins a hold that the answer to a request has granted or renewed. The lease counts from
+    /// `sent`, when the client sent the request. `left` is the time that the server reported as
+    /// left; `None` stands for the full lease. Returns `None` if the hold is no longer valid.
     ///
     /// # Errors
     ///
@@ -135,8 +139,8 @@ impl Hold {
         state.validity.ends(&self.terms, self.terms.session_grace.is_some() && Self::is_closed(state))
     }
 
-    /// How long the hold stays valid without another renewal; zero if it has ended. It reads
-    /// the clock, so it is right even after a suspend.
+    /// How long the hold stays valid without another renewal; zero if it has ended. Ends a hold
+    /// whose time is over. It reads the clock, so it is right even after a suspend.
     pub(crate) fn valid_for(self: &Arc<Self>) -> Duration {
         let left = {
             let state = self.state();
@@ -169,7 +173,7 @@ impl Hold {
         is_in_doubt && self.is_held()
     }
 
-    /// When `max_hold` ends it, if that is set.
+    /// When it ends for good (`options.ends_by` or `max_hold`), if set.
     pub(crate) fn ends_by(&self) -> Option<Moment> {
         self.terms.ends_at
     }
@@ -204,7 +208,7 @@ impl Hold {
         }
     }
 
-    /// Resolves when the release is over, or at once while it has guards.
+    /// Resolves when the release is over, or at once if the hold still has guards.
     #[cfg(feature = "blocking")]
     pub(crate) async fn released(self: Arc<Self>) {
         if self.guards() == 0 {
@@ -212,7 +216,7 @@ impl Hold {
         }
     }
 
-    /// Ends the hold, unless it has ended before, and reports a loss.
+    /// Ends the hold once. Reports [`End::Lost`], and starts the release for [`End::Closed`].
     pub(crate) fn end(self: &Arc<Self>, end: End) {
         let releasing = {
             let mut state = self.state();
@@ -224,6 +228,7 @@ impl Hold {
         };
         // Wakes the futures that await the loss, without holding the lock of the state.
         self.over.cancel();
+        // Dropping it starts the release in the background.
         drop(releasing);
         if end == End::Lost {
             tracing::warn!(key = %self.request.key(), token = self.tokens.first(), "a lock was lost");
@@ -248,7 +253,8 @@ impl Hold {
         self.request.core.renewals.look_at(self.clone(), &mut state.place, at);
     }
 
-    /// Handles the answer to a RENEW. Only `NOTOWNER` and the clock end a hold.
+    /// Handles the answer to a RENEW. Of all answers only `NOTOWNER` ends the hold; otherwise its
+    /// deadline does.
     fn take_answer(self: &Arc<Self>, sent: Moment, link: Option<&Arc<Link>>, said: Result<Value, Error>) {
         let left = said.and_then(|left| wire::milliseconds(&left));
         if left == Err(Error::Lost) {
@@ -309,7 +315,7 @@ impl Hold {
 
     fn releasing(&self, state: &State, keep: Option<Duration>) -> Releasing {
         let (now, ends) = (self.request.core.now(), self.ends(state));
-        // Without a grace, the closing connection may have ended the session, and so may a RELEASE
+        // With SESSION 0, the closing connection may have ended the session, and so may a RELEASE
         // whose reply was lost.
         let relied_until = if self.terms.session_grace == Some(Duration::ZERO) { now } else { ends };
         let until = if now < ends { ends } else { now.after(self.terms.lease) };

@@ -1,5 +1,5 @@
-//! Cleans up an acquisition that ended without a hold, so that neither a waiter nor a hold stays
-//! behind.
+//! Cleans up after an acquisition whose caller got no hold: the server may still have its waiter or
+//! its hold.
 
 use std::sync::Arc;
 
@@ -13,15 +13,16 @@ use crate::request::Request;
 use crate::transport::Link;
 use crate::wire;
 
-/// Sends `CANCEL` and then `RELEASE` in the background, until the server has answered both or the
-/// lease has passed. They use the connection of the request, so that they cannot overtake it; if
-/// that has closed, they use another one.
+/// Sends `CANCEL` and then `RELEASE` in the background, until `CANCEL` has ended the wait, both
+/// have a final answer, or the lease has passed. They use the connection of the request, so that
+/// they cannot overtake it; if that has closed, they use another one.
 ///
-/// Later requests of a named owner wait for this: they find its `desks` and wait for the `turn`. The
-/// id of the RELEASE is lower than theirs, so the server refuses it as `STALE` should it come late.
+/// Later requests of a named owner wait for this: they find its `desks` and wait for the `turn`.
+/// The id of the RELEASE is lower than theirs, so the server refuses it as `STALE` should it come
+/// late.
 ///
-/// At most 1,000 acquisitions are cleaned up at a time; the others end when their pending grants
-/// and leases expire.
+/// At most 1,000 acquisitions are cleaned up at a time; the others end with their `BLOCK` time,
+/// claim or lease.
 pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, desks: Option<Desks>, turn: Turn) {
     let core = request.core.clone();
     let Ok(permit) = core.settlements.clone().try_acquire_owned() else { return };

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Here `+` is [`PendingGrant::after`]: counts add up, the later deadline wins, the lease is
-//! replaced, and so are request, session and note if the grant has them. A confirmed grant is
-//! merged into `terms before` once no earlier grant is pending.
+//! replaced, so are request, session and note if the grant has them, and the phase stays. A
+//! confirmed grant is merged into `terms before` once no earlier grant is pending.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -43,8 +43,8 @@ pub(crate) struct PendingGrant {
     /// `GRACE` of the place that the waiter had on a fair lock.
     pub(crate) grace_ms: Option<u64>,
     pub(crate) client: Option<u64>,
-    /// This grant bound the hold to `client`, and no confirmed grant did: undoing it unbinds the
-    /// hold.
+    /// This grant bound the hold to `client`, and no confirmed grant has. So undoing it unbinds the
+    /// hold, unless another pending grant came over the same connection.
     pub(crate) has_bound: bool,
     pub(crate) is_confirmed: bool,
 }
@@ -73,7 +73,7 @@ impl PendingGrant {
     }
 }
 
-/// The names of grants that were confirmed.
+/// The key names of confirmed grants, possibly repeated.
 type Names = SmallVec<[NameId; 1]>;
 
 /// The most pending grants of one hold, so that no step takes long. Beyond that the oldest counts
@@ -111,6 +111,7 @@ impl PendingHold {
         };
         confirmed.is_confirmed = true;
         let client = confirmed.client;
+        // The binding is now confirmed: no other grant over this connection may undo it.
         for grant in self.grants.iter_mut().filter(|grant| grant.client == client) {
             grant.has_bound = false;
         }
@@ -201,8 +202,8 @@ impl PendingGrants {
         holds.into_iter().map(|(name, _)| name).collect()
     }
 
-    /// Confirms all grants of a hold, with the other grants of their requests, because its owner
-    /// has used it. Returns their names.
+    /// The owner has used the hold: confirms its grants and, for requests of several keys, those on
+    /// the other keys. Returns the key names.
     pub(crate) fn confirm_hold(&mut self, name: NameId, token: u64) -> Names {
         let hold = self.holds.remove(&(name, token));
         let tickets = hold.into_iter().flat_map(|hold| hold.grants).map(|grant| grant.ticket);
@@ -233,7 +234,7 @@ impl PendingGrants {
         Some(changed)
     }
 
-    /// Whether any grant is pending.
+    /// Whether no grant is pending.
     pub(crate) fn is_empty(&self) -> bool {
         self.holds.is_empty()
     }
@@ -243,7 +244,7 @@ impl PendingGrants {
         self.holds.range((name, 0)..=(name, u64::MAX)).next().is_some()
     }
 
-    /// Takes out the tickets with unsent answers for which `is_sent` is true.
+    /// Takes out the tickets whose answers have been sent by now, according to `is_sent`.
     pub(crate) fn take_sent(&mut self, is_sent: impl Fn(u64) -> bool) -> Vec<u64> {
         self.unsent.extract_if(.., |ticket| is_sent(*ticket)).collect()
     }

@@ -14,12 +14,12 @@ use crate::lock::admission::Value;
 use crate::request::{Refusal, Request, RequestMark};
 use crate::sessions::Binding;
 
-/// The new lease that ACQUIRE or RENEW gives a hold.
+/// What a RENEW, or a repeated ACQUIRE, changes in a hold.
 pub(super) struct Renewal<'a> {
     pub(super) lease_ms: Option<u64>,
     pub(super) session_ms: Option<u64>,
     pub(super) client: Option<u64>,
-    /// The last numbered request of the hold from now on.
+    /// The request mark that the hold has afterwards.
     pub(super) mark: Option<RequestMark>,
     /// `NOTE text`.
     pub(super) note: Option<&'a [u8]>,
@@ -32,8 +32,8 @@ pub(super) struct Renewal<'a> {
 pub(super) enum GrantTiming<'a> {
     /// It did not wait: its reply is the grant.
     AtOnce,
-    /// It waited, so its owner may be gone. A new hold expires with the claim, and an unclaimed
-    /// hold stays unclaimed.
+    /// It waited, so its owner may be gone. With `CLAIM` a new hold expires with the claim. A
+    /// further grant leaves the phase of an existing hold as it is.
     AfterWait {
         /// `NOTE text` of the request that waited.
         note: Option<&'a [u8]>,
@@ -83,8 +83,8 @@ impl Engine {
     ) -> Result<u64, Refusal> {
         let is_vacant = matches!(at.value(), Value::Vacant);
         if request.mode.is_exclusive() && !is_vacant {
-            // An exclusive hold must be the only hold in the value, so the expired ones have to
-            // end.
+            // An exclusive hold must be the only hold in the value, so expired holds of others end.
+            // The owner's own is handled below.
             self.clear_expired(at, Some(owner));
         } else if request.mode == Mode::Read {
             self.end_expired_writer(at, owner);
@@ -97,7 +97,8 @@ impl Engine {
         };
         let (lasts_ms, phase) = timing.duration_and_phase(request, &at.limits);
         let deadline_us = at.now.after_ms(lasts_ms);
-        // Each event is committed where it is built, so the compiler knows its variant.
+        // Each arm commits its own event: inlined for a known variant, the code is smaller and
+        // faster.
         let token = match held {
             Some((token, terms)) => {
                 let terms = Terms {
@@ -139,7 +140,7 @@ impl Engine {
         Ok(token)
     }
 
-    /// Answers a request for something that its owner already holds, and renews the lease.
+    /// A retry or `ONCE` of what the owner already holds: renews the lease, counts nothing.
     pub(super) fn repeat(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
@@ -192,9 +193,9 @@ impl Engine {
         deadline_us
     }
 
-    /// Keeps the session of a hold that was used without a connection, as in a script. The owner
-    /// got an answer, so a pending review of an imported value, or of a closed connection, must not
-    /// end the session.
+    /// Keeps the session of a hold that was used without a connection, as in a script. Unbinds only
+    /// closed connections. The owner got an answer, so neither a pending review of an imported
+    /// value, nor that of a closed connection, may end the session.
     fn keep_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         self.unbind_closed(at, token);
         let name = self.name(at);

@@ -4,7 +4,7 @@
 //! | | |
 //! |---|---|
 //! | client requests | [`Engine::acquire`], [`Engine::release`], [`Engine::renew`], [`Engine::force_release`], [`Engine::cancel`], [`Engine::init_semaphore`], [`Engine::resize_semaphore`], [`Engine::drain_semaphore`] |
-//! | after each call, until `None` | [`Engine::next_offer`], [`Engine::take_offer`] |
+//! | after each call, until `next_offer` is `None`: grants of several keys | [`Engine::next_offer`], [`Engine::take_offer`] |
 //! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`]; while the server takes no writes [`Engine::end_waits`] |
 //! | server events | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::published`], [`Engine::undo_grants`], [`Engine::nobody_listened`], [`Engine::grants_resumed`] |
 //! | replicas and loading | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`], [`Engine::end_cut_off`] |
@@ -77,8 +77,8 @@ pub use release::HoldsLeft;
 pub use transaction::Transaction;
 pub use views::WaiterView;
 
-/// The state of one server's locks beyond their values. Each part keeps its own state private; the
-/// files of this folder combine the parts' methods into decisions.
+/// What the engine knows beside the stored values: waiters, deadlines, sessions. Each part keeps
+/// its own state private; the files of this folder combine the parts' methods into decisions.
 #[cfg_attr(test, derive(Clone))]
 pub struct Engine {
     /// The waiters, by key name.
@@ -87,14 +87,18 @@ pub struct Engine {
     alarms: Alarms,
     /// The holds that are bound to connections.
     sessions: Sessions,
+    /// The grants whose waiters may not have received the answer yet.
     pending: PendingGrants,
+    /// The work left for the timer.
     backlog: Backlog,
-    /// The source of work that the timer asks first.
+    /// Index of the source of jobs that the timer asks first, so that all get their turn.
     next_timer: usize,
+    /// How much work the current turn may still do.
     budget: Budget,
     last_token: u64,
+    /// The counters for INFO.
     stats: Statistics,
-    /// The slot at which the next scan for contended names begins.
+    /// The registry's slot at which the next scan for contended names begins.
     next_scan: u32,
 }
 
@@ -130,7 +134,7 @@ impl Engine {
     }
 
     /// The next fencing token or arrival number. Both come from one sequence, so both keep rising
-    /// across restarts and failovers.
+    /// across restarts and failovers, within the limits of guarantees 6 and 13.
     fn next_number(&mut self, now: Now) -> Result<u64, Refusal> {
         if self.last_token >= MAX_TOKEN {
             return Err(Refusal::NoTokens);
@@ -156,12 +160,12 @@ impl Engine {
         self.registry.intern(key, generation)
     }
 
-    /// Makes a name dirty, or adds to its unprocessed events.
+    /// Puts a name on the list that `reconcile` works off, or adds to its events.
     fn mark(&mut self, name: NameId, update: impl FnOnce(&mut Dirty)) {
         self.registry.mark(name, update);
     }
 
-    /// Stops serving a queue for now: the timer continues.
+    /// Leaves the rest of a queue to the timer.
     fn defer_to_timer(&mut self, key: KeyRef<'_>) {
         let name = self.intern(key);
         self.mark(name, |_| {});
