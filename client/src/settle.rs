@@ -17,9 +17,9 @@ use crate::wire;
 /// have a final answer, or the lease has passed. They use the connection of the request, so that
 /// they cannot overtake it; if that has closed, they use another one.
 ///
-/// Later requests of a named owner wait for this: they find its `desks` and wait for the `turn`.
-/// The id of the RELEASE is lower than theirs, so the server refuses it as `STALE` should it come
-/// late.
+/// Later requests of a named owner find its `desks` and wait for the `turn`: until this is done, or
+/// the server has answered both commands, but refused one for now (a slot that moves). The id of
+/// the RELEASE is lower than theirs, so the server refuses it as `STALE` should it come late.
 ///
 /// At most 1,000 acquisitions are cleaned up at a time; the others end with their `BLOCK` time,
 /// claim or lease.
@@ -30,7 +30,8 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, de
     let commands = [subject.cancel(id), subject.release(&[], subject.permits, 0, next_id())];
     let ended = core.common.ended.clone();
     core.in_background(async move {
-        let _held = (permit, desks, turn);
+        let _permit = permit;
+        let mut turn = Some((desks, turn));
         let subject = &request.subject;
         let mut pauses = Pauses::default();
         let settling = async {
@@ -39,12 +40,18 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, de
                 match answers.as_deref() {
                     Ok([Ok(cancelled), _]) if wire::number(cancelled) == Ok(1) => return,
                     Ok([cancelled, released]) if !is_to_repeat(cancelled) && !is_to_repeat(released) => {
-                        if released.is_err() && subject.is_many() {
+                        // Without the turn, it could release what the owner has acquired since.
+                        if released.is_err() && subject.is_many() && turn.is_some() {
                             request.release_each(&[]).await;
                         }
                         return;
                     }
-                    _ => sleep(pauses.next()).await,
+                    answers => {
+                        if answers.is_ok_and(|answers| answers.iter().all(is_known)) {
+                            turn = None;
+                        }
+                        sleep(pauses.next()).await;
+                    }
                 }
             }
         };
@@ -57,4 +64,8 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, de
 
 fn is_to_repeat(answer: &Result<redis::Value, Error>) -> bool {
     answer.as_ref().is_err_and(Error::is_retryable)
+}
+
+fn is_known(answer: &Result<redis::Value, Error>) -> bool {
+    !answer.as_ref().is_err_and(Error::is_lost_reply)
 }
