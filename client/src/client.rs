@@ -65,8 +65,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::LeftBehind`] if some requests had no answer in that time. The client keeps retrying
-    /// them in the background, and their leases end what is left.
+    /// [`Error::LeftBehind`] if some requests had no answer in that time. The client does not repeat
+    /// them, and the leases end what is left.
     pub async fn close(&self) -> Result<(), Error> {
         self.core.close().await
     }

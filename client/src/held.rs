@@ -88,7 +88,7 @@ pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, 
             if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
                 let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
                 return Err(Error::Argument(format!(
-                    "owner holds {keys:?} with {} permits already; expected a request for the same, or another owner",
+                    "owner already holds {keys:?} with {} permits; expected the same keys and permits, or another owner",
                     present.permits
                 )));
             }

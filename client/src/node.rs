@@ -134,8 +134,9 @@ async fn tell_its_end(common: Arc<Common>, closed: CancellationToken) {
 }
 
 /// While a request waits, checks every `ping_after` that both connections to the server are alive.
-/// They are silent then, so nothing else would show that one is dead. The connection for commands gets a CANCEL of an unknown request: it
-/// changes nothing, and the server refuses it whenever it would refuse a grant.
+/// They are silent then, so nothing else would show that one is dead. The connection for commands
+/// gets a CANCEL of an unknown request: it changes nothing, and the server refuses it whenever it
+/// would refuse a grant.
 async fn watch(subscriber: Weak<Subscriber>, node: Weak<Node>) {
     let Some(common) = node.upgrade().map(|node| node.common.clone()) else { return };
     let Some(closed) = subscriber.upgrade().map(|subscriber| subscriber.link().closed().clone()) else { return };

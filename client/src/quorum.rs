@@ -85,8 +85,8 @@ impl Quorum {
     /// # Errors
     ///
     /// [`Error::LeftBehind`] with the requests of all servers that had no answer in time, such as
-    /// those of a server that hangs. The clients keep retrying them in the background, and their
-    /// leases end what is left.
+    /// those of a server that hangs. The clients do not repeat them, and the leases end what is
+    /// left.
     pub async fn close(&self) -> Result<(), Error> {
         let closed = join_all(self.clients.iter().map(Client::close)).await;
         closed.into_iter().fold(Ok(()), both)

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use rlock_client::{Client, Kind, Lock};
+use rlock_client::{Client, Error, Kind, Lock};
 
 use crate::keeping::is_kept;
 use crate::memory::live_bytes;
 use crate::support::{Server, seed};
-use crate::{command_stat, connect, connections, eventually};
+use crate::{command_stat, connect, connections, eventually, url};
 
 /// The number of acquisitions per storm. `make client-cancel` runs the long form.
 fn rounds() -> usize {
@@ -138,6 +138,53 @@ async fn dropping_acquisitions_leaks_no_memory_or_tasks() {
 
 fn alive_tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+/// The release would be repeated until the lease ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closed_client_repeats_no_release_at_a_stopped_server() {
+    let server = Server::start();
+    let before = alive_tasks();
+    let client = Client::builder().command_timeout(Duration::from_millis(300)).connect(&url(&server)).await;
+    let client = client.expect("a server");
+    let guard = client.lock("k").fixed_lease(Duration::from_secs(600)).acquire().await.expect("a free lock");
+    tokio::task::block_in_place(|| {
+        server.while_stopped(|| {
+            tokio::runtime::Handle::current().block_on(async {
+                drop(guard);
+                let closed = client.close().await;
+                assert!(matches!(closed, Err(Error::LeftBehind { requests: 1 })), "{closed:?}");
+                eventually(|| alive_tasks() <= before).await;
+            });
+        });
+    });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_client_returns_no_guard_for_an_attached_hold() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let hold = client.lock("k").acquire().await.expect("a free lock").detach().await.expect("it is held");
+    let asked = command_stat(&server, "RLOCK.RENEW", "calls");
+    let lock = client.lock("k");
+    let (attaching, closing) = tokio::task::block_in_place(|| {
+        let mut begun = None;
+        server.while_stopped(|| {
+            let runtime = tokio::runtime::Handle::current();
+            let attaching = runtime.spawn(async move { lock.attach(&hold).await.map(drop) });
+            // Time itself: the request is sent within it. If it is not, it is refused at once.
+            std::thread::sleep(Duration::from_millis(200));
+            let closing = runtime.spawn(async move { client.close().await });
+            std::thread::sleep(Duration::from_millis(200));
+            begun = Some((attaching, closing));
+        });
+        begun.expect("both have begun")
+    });
+    let attached = attaching.await.expect("no panic");
+    assert!(matches!(attached, Err(Error::Closed)), "{attached:?}");
+    closing.await.expect("no panic").expect("the server has answered");
+    assert!(command_stat(&server, "RLOCK.RENEW", "calls") > asked, "the request was sent before the client closed");
+    eventually(|| server.client().call("EXISTS k") == 0).await;
 }
 
 #[tokio::test]
