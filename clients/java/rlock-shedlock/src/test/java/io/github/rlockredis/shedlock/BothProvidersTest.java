@@ -5,10 +5,6 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.rlockredis.Probe;
-import io.github.rlockredis.RLockClient;
-import io.github.rlockredis.TestServer;
-import io.lettuce.core.RedisClient;
-import io.lettuce.core.api.sync.RedisCommands;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -66,24 +62,16 @@ class BothProvidersTest {
         }
     }
 
-    private static TestServer server;
-    private static RedisClient redisClient;
-    private static RedisCommands<String, String> redis;
-    private static RLockClient client;
+    private static Fixture fixture;
 
     @BeforeAll
     static void start() throws Exception {
-        server = new TestServer();
-        redisClient = RedisClient.create(server.url());
-        redis = redisClient.connect().sync();
-        client = RLockClient.create(redisClient);
+        fixture = new Fixture();
     }
 
     @AfterAll
     static void end() throws Exception {
-        client.close();
-        redisClient.shutdown();
-        server.close();
+        fixture.close();
     }
 
     private static LockConfiguration job(String name) {
@@ -96,13 +84,13 @@ class BothProvidersTest {
         LockProvider old = configuration -> names.add(configuration.getName())
                 ? Optional.of(() -> names.remove(configuration.getName()))
                 : Optional.empty();
-        var rlock = new RLockProvider(client);
+        var rlock = new RLockProvider(fixture.client);
         var met = new AtomicInteger();
         var both = new BothProviders(rlock, old, met::incrementAndGet);
 
         var held = old.lock(job("j")).orElseThrow();
         assertTrue(both.lock(job("j")).isEmpty());
-        assertEquals(0, Probe.holders(redis, "shedlock:j")); // What it had taken is released.
+        assertEquals(0, Probe.holders(fixture.redis, "shedlock:j")); // What it had taken is released.
         assertEquals(1, met.get());
         held.unlock();
 
@@ -123,31 +111,31 @@ class BothProvidersTest {
     @Test
     void a_failure_of_the_old_provider_keeps_no_lock() {
         var failing = new BothProviders(
-                new RLockProvider(client),
+                new RLockProvider(fixture.client),
                 configuration -> {
                     throw new IllegalStateException("no connection");
                 },
                 () -> {});
         var error = assertThrows(IllegalStateException.class, () -> failing.lock(job("f")));
         assertEquals("no connection", error.getMessage());
-        assertEquals(0, Probe.holders(redis, "shedlock:f"));
+        assertEquals(0, Probe.holders(fixture.redis, "shedlock:f"));
     }
 
     @Test
     void the_lease_of_the_new_lock_starts_again_after_the_old_provider_has_answered() throws Exception {
-        var both = new BothProviders(new RLockProvider(client), takes(1_500, () -> {}), () -> {});
+        var both = new BothProviders(new RLockProvider(fixture.client), takes(1_500, () -> {}), () -> {});
         var held = both.lock(new LockConfiguration(Instant.now(), "s", Duration.ofSeconds(3), Duration.ZERO))
                 .orElseThrow();
         Thread.sleep(2_000); // 3.5 s after the new lock was acquired.
-        assertEquals(1, Probe.holders(redis, "shedlock:s"));
+        assertEquals(1, Probe.holders(fixture.redis, "shedlock:s"));
         held.unlock();
-        assertEquals(0, Probe.holders(redis, "shedlock:s"));
+        assertEquals(0, Probe.holders(fixture.redis, "shedlock:s"));
     }
 
     @Test
     void no_job_runs_if_the_new_lock_has_ended_before_the_old_provider_answers() {
         var released = new AtomicInteger();
-        var both = new BothProviders(new RLockProvider(client), takes(600, released::incrementAndGet), () -> {});
+        var both = new BothProviders(new RLockProvider(fixture.client), takes(600, released::incrementAndGet), () -> {});
         var job = new LockConfiguration(Instant.now(), "l", Duration.ofMillis(300), Duration.ZERO);
         assertTrue(both.lock(job).isEmpty());
         assertEquals(1, released.get());
@@ -158,11 +146,11 @@ class BothProvidersTest {
         LockProvider broken = configuration -> Optional.of(() -> {
             throw new IllegalStateException("no connection");
         });
-        new BothProviders(new RLockProvider(client), broken, () -> {})
+        new BothProviders(new RLockProvider(fixture.client), broken, () -> {})
                 .lock(job("b"))
                 .orElseThrow()
                 .unlock();
-        assertEquals(0, Probe.holders(redis, "shedlock:b"));
+        assertEquals(0, Probe.holders(fixture.redis, "shedlock:b"));
     }
 
     /** A provider that needs a time to lock. */

@@ -4,10 +4,6 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.rlockredis.Probe;
-import io.github.rlockredis.RLockClient;
-import io.github.rlockredis.TestServer;
-import io.lettuce.core.RedisClient;
-import io.lettuce.core.api.sync.RedisCommands;
 import java.time.Duration;
 import net.javacrumbs.shedlock.core.ExtensibleLockProvider;
 import net.javacrumbs.shedlock.test.support.AbstractExtensibleLockProviderIntegrationTest;
@@ -17,39 +13,31 @@ import org.junit.jupiter.api.Test;
 
 /** ShedLock's own tests of providers. */
 class RLockProviderTest extends AbstractExtensibleLockProviderIntegrationTest {
-    private static TestServer server;
-    private static RedisClient redisClient;
-    private static RedisCommands<String, String> redis;
-    private static RLockClient client;
+    private static Fixture fixture;
 
     @BeforeAll
     static void start() throws Exception {
-        server = new TestServer();
-        redisClient = RedisClient.create(server.url());
-        redis = redisClient.connect().sync();
-        client = RLockClient.create(redisClient);
+        fixture = new Fixture();
     }
 
     @AfterAll
     static void end() throws Exception {
-        client.close();
-        redisClient.shutdown();
-        server.close();
+        fixture.close();
     }
 
     @Override
     protected ExtensibleLockProvider getLockProvider() {
-        return new RLockProvider(client);
+        return new RLockProvider(fixture.client);
     }
 
     @Override
     protected void assertUnlocked(String name) {
-        assertTrue((Long) Probe.one(redis, "RLOCK.PTTL", "shedlock:" + name) < 0);
+        assertTrue((Long) Probe.one(fixture.redis, "RLOCK.PTTL", "shedlock:" + name) < 0);
     }
 
     @Override
     protected void assertLocked(String name) {
-        assertTrue((Long) Probe.one(redis, "RLOCK.PTTL", "shedlock:" + name) > 0);
+        assertTrue((Long) Probe.one(fixture.redis, "RLOCK.PTTL", "shedlock:" + name) > 0);
     }
 
     @Test
@@ -57,8 +45,8 @@ class RLockProviderTest extends AbstractExtensibleLockProviderIntegrationTest {
         var lock = getLockProvider()
                 .lock(lockConfig("job", Duration.ofSeconds(5), Duration.ZERO))
                 .orElseThrow();
-        assertTrue(Probe.ask(redis, "RLOCK.INFO", "shedlock:job").toString().contains("ShedLock job"));
+        assertTrue(Probe.ask(fixture.redis, "RLOCK.INFO", "shedlock:job").toString().contains("ShedLock job"));
         lock.unlock();
-        assertEquals(0, Probe.holders(redis, "shedlock:job"));
+        assertEquals(0, Probe.holders(fixture.redis, "shedlock:job"));
     }
 }
