@@ -29,11 +29,11 @@ const KEY: &str = "crowd:";
 const SLOTS: u64 = 16_384;
 /// Waiters arrive, before, after the slots moved, after the master died.
 const QUIET_PARTS: f64 = 4.0;
-/// What the two disturbances may take together, besides the length of a quiet part.
+/// The time that the two disturbances may take together, besides the length of a quiet part.
 const DISTURBED_MS: u64 = 60_000;
-/// For the waiters to leave, each after one more hold of no length.
+/// The time for the waiters to leave, each after one more hold that it releases at once.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(600);
-/// For a step of the servers.
+/// The time for a step of the servers, such as a promotion.
 const STEP_DEADLINE: Duration = Duration::from_secs(180);
 /// The part of the rate that has to return after a disturbance. Less than all of it, because the programs share a machine.
 const LEAST_RATE: f64 = 0.5;

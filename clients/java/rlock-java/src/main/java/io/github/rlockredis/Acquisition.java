@@ -59,8 +59,8 @@ final class Acquisition {
     private Future<?> limit = CompletableFuture.completedFuture(null);
 
     /**
-     * Tries once if {@code wait} is 0, else waits for so many milliseconds. More than a century, such as
-     * {@code Long.MAX_VALUE}, is without a limit.
+     * Tries once if {@code wait} is 0, else waits for that number of milliseconds. More than a century, such
+     * as {@code Long.MAX_VALUE}, is without a limit.
      */
     Acquisition(
             RLockClient client, Resource resource, LockOptions options, String owner, boolean reentrant, long wait) {

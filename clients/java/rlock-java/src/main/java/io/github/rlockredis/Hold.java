@@ -168,7 +168,7 @@ public final class Hold implements AutoCloseable {
     public CompletableFuture<Void> releaseAsync() {
         var released = release(0);
         if (released.isDone()) return released;
-        // What the application attaches to its own future must not hold up the client's steps.
+        // A callback that the application attaches to its future must not hold up the client's steps.
         var told = new CompletableFuture<Void>();
         released.whenCompleteAsync(
                 (done, error) -> {

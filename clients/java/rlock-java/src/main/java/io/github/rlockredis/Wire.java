@@ -174,7 +174,7 @@ final class Wire {
 
     /**
      * Subscribes again at the nodes that serve the slots now. Lettuce renews a subscription at the node where it
-     * was made, which may be a replica since, and the server undoes a grant that nobody hears at the master.
+     * was made, which may be a replica by now. The master undoes a grant if it finds no subscriber of its own.
      */
     private void follow() {
         for (var channel : List.copyOf(homes.keySet())) {
