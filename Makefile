@@ -130,7 +130,7 @@ test-dist: ## Test what `make dist` and `make image` have built: in bare Debian 
 
 ##@ Develop
 
-test: build ## Test the core, the module, the client and the command line tool (6 minutes after the build)
+test: build ## Test the core, the module, the client and the command line tool (8 minutes after the build)
 	SERVER=$(SERVER) ./scripts/test core module client cli
 
 test-all: build ## Run `make test`, the module with NOTIFY waiters, the tests of the tools, and the doc examples
