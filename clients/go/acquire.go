@@ -223,15 +223,24 @@ func (a *attempt) ask(ctx context.Context) (*grant, error) {
 	case value != "WAITING" || sub == nil:
 		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", value)}
 	}
-	select {
-	case text := <-answers:
-		return a.answered(ctx, text)
-	case <-sub.gone:
-		return nil, sub.err
-	case <-time.After(repeatAfter):
-	case <-ctx.Done():
+	repeat, check := time.After(repeatAfter), time.NewTicker(time.Second)
+	defer check.Stop()
+	for {
+		select {
+		case text := <-answers:
+			return a.answered(ctx, text)
+		case <-sub.gone:
+			return nil, sub.err
+		case <-check.C:
+			if !c.feed.isHome(ctx, sub) {
+				return nil, nil
+			}
+		case <-repeat:
+			return nil, nil
+		case <-ctx.Done():
+			return nil, nil
+		}
 	}
-	return nil, nil
 }
 
 // used notes that the request with this number has ended without a grant.

@@ -110,6 +110,13 @@ func (f *feed) node(ctx context.Context, key string) (redis.UniversalClient, str
 	return node, node.Options().Addr, nil
 }
 
+// isHome is whether the node that serves the slot has the subscription. A node that became a replica still
+// accepts subscriptions, but its master does not see them, and undoes the grants that it publishes.
+func (f *feed) isHome(ctx context.Context, s *subscription) bool {
+	_, address, err := f.node(ctx, s.channel)
+	return err != nil || address == s.link.address
+}
+
 func (f *feed) tag(slot uint16) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -127,7 +134,6 @@ func (f *feed) open(channel, address string, client redis.UniversalClient) *subs
 		if s.link.address == address {
 			return s
 		}
-		// The node became a replica. It still accepts subscriptions, but its master hears of none, and undoes the grants.
 		f.lose(s, errSubscriptionLost)
 	}
 	l := f.links[address]

@@ -182,10 +182,11 @@ export class Acquisition {
     this.#awake = false
     this.#lease = Math.min(this.#lease, await core.maxLease(this.#key, this.#timeout()))
     const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'REQ', this.#id]
+    let subscribed = ''
     if (wait !== undefined) {
       if (this.#stopped) throw this.#stopped
       core.waits.set(this.#id, this)
-      await core.subscriptions.ready(this.#key, this.channel, probe)
+      subscribed = await core.subscriptions.ready(this.#key, this.channel, probe)
       command.push(...option('BLOCK', wait === Infinity ? 0 : Math.max(1, Math.ceil(this.#left()))))
       command.push('NOTIFY', this.channel, ...option('CLAIM', Math.min(CLAIM_MS, this.#lease)))
       command.push(...option('GRACE', options.grace))
@@ -196,6 +197,9 @@ export class Acquisition {
     this.#since = core.now()
     const answer = grant(request, await core.send(this.#key, command, this.#timeout()))
     if (answer === null) this.#unsure = false
+    // A node that became a replica still accepts subscriptions, but its master does not see them, and undoes the
+    // grants that it publishes. The request was redirected there, so it is repeated.
+    if (answer === 'WAITING' && subscribed !== core.driver.node(this.#key)) this.#awake = true
     return answer
   }
 

@@ -32,8 +32,8 @@ export class Subscriptions {
     return `rlock:${this.core.id}:{${tag}}`
   }
 
-  /** Resolves when the channel is subscribed on the node that serves the key. With `probe` asks the connection. */
-  async ready(key: string, channel: string, probe: boolean): Promise<void> {
+  /** Resolves with the node that serves the key when it has the subscription. With `probe` asks the connection. */
+  async ready(key: string, channel: string, probe: boolean): Promise<string> {
     const name = this.core.driver.node(key)
     const link = this.#links.get(name) ?? this.#open(name, key)
     const { driver, commandTimeout } = this.core
@@ -46,6 +46,7 @@ export class Subscriptions {
       await within(Promise.race([confirmed, link.dropped]), commandTimeout, late)
       if (probe && known) await within(subscriber.ping(), commandTimeout, late)
       if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
+      return name
     } catch (error) {
       this.#drop(name, link)
       // A command for the key makes the library look for the node that serves it now.

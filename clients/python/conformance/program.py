@@ -298,8 +298,7 @@ async def work(request: dict[str, Any]) -> dict[str, Any]:
         await asyncio.gather(*[asyncio.create_task(one_task(number)) for number in range(tasks)])
     else:
         threads = [
-            threading.Thread(target=lambda number=number: run(one_task(number)), daemon=True)
-            for number in range(tasks)
+            threading.Thread(target=lambda number=number: run(one_task(number)), daemon=True) for number in range(tasks)
         ]
         for thread in threads:
             thread.start()

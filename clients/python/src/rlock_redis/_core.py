@@ -681,7 +681,7 @@ class Base(Generic[H, L, S]):
         self._boxes: set[Mailbox] = set()
         self._subscribers: dict[str, Any] = {}
         self._idle: dict[str, list[tuple[float, Any]]] = {}  # With the time of its last answer.
-        self._is_refreshing = self._is_ended = False
+        self._is_refreshing = self._is_stale = self._is_ended = False
 
     # -- the locks
 
@@ -788,17 +788,33 @@ class Base(Generic[H, L, S]):
 
     def _refresh(self) -> None:
         """Lets the application's client load the map of the cluster, in the background, once at a time."""
+        self._is_stale = True
         if self.is_cluster and not self._is_refreshing and not self._is_ended:
             self._is_refreshing = True
             self._spawn(self._load_map())
 
     async def _load_map(self) -> None:
         try:
-            await done(self.redis.nodes_manager.initialize())
+            while self._is_stale and not self._is_ended:
+                self._is_stale = False
+                await done(self.redis.nodes_manager.initialize())
+            self._follow()
         except Exception as error:
             log.debug("the map of the cluster could not be loaded: %s", error)
         finally:
             self._is_refreshing = False
+
+    def _follow(self) -> None:
+        """Repeats the waits whose slot another node serves now.
+
+        A node that became a replica still accepts subscriptions, but its master does not see them, and undoes the
+        grants that it publishes.
+        """
+        for name, subscriber in list(self._subscribers.items()):
+            for channel, event in list(subscriber._ready.items()):
+                if event.is_set() and self.redis.get_node_from_key(channel).name != name:
+                    del subscriber._ready[channel]
+                    self._tell([channel], Message("again"))
 
     async def _listen(self, key: bytes, box: Mailbox, number: int, timeout: float) -> str:
         """Subscribes for the answer to a request, and returns the channel."""
