@@ -35,7 +35,8 @@ pub enum Answer {
     Demoted,
     /// Another node of the cluster serves its keys now.
     Moved,
-    /// The value under the name cannot serve it.
+    /// It was refused: the value cannot serve it, it would wait for itself, its user lost the
+    /// permission, or no token is left.
     Refused(Refusal),
 }
 
