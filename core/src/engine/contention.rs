@@ -28,7 +28,7 @@ pub struct Contended {
     pub waiters: usize,
     /// How long the longest waiter has waited.
     pub oldest_wait_ms: u64,
-    /// The longest holder: its owner, its token, and for how long it has held the lock.
+    /// The oldest hold: its owner, its token, and its age in milliseconds.
     pub holder: Option<(Owner, u64, u64)>,
 }
 

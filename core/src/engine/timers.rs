@@ -38,7 +38,7 @@ enum Timer {
     Leftovers,
     /// Everything in a database that was swapped, flushed or loaded, or on a promoted server.
     Sweep,
-    /// Keys that another node of the cluster serves, or currently none.
+    /// Keys that another node of the cluster serves, or that currently no node serves.
     Postponed,
     /// Queues that were not served while no hold could begin.
     Resumed,
