@@ -113,7 +113,7 @@ pub(crate) fn on_keyspace_event(ctx: Ctx<'_>, event: &[u8], name: Arg<'_>) {
     timer::arm_soon();
 }
 
-/// A command of the server has removed a lock.
+/// The server has removed a lock: by a command, EXPIRE or eviction.
 pub(crate) fn on_unlink(key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
     state::tell(|engine| engine.value_unlinked(key, alarm, lock));
     timer::arm_soon();

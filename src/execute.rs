@@ -1,11 +1,11 @@
 //! The path of every write: open the keys, let the engine decide and apply, then carry out what it
 //! put into the outbox.
 //!
-//! What is in the outbox is carried out after the engine has returned: propagate the effects, store
-//! new values and delete removed ones, close the keys, send keyspace events, reply, wake waiters.
-//! So a listener of a keyspace event may call rlock's commands, and sees no change half done. The
-//! server also notifies other modules while `Keys::finish` creates or deletes a key; during that
-//! step rlock's writing commands fail.
+//! The module carries out the outbox after the engine has returned, in this order: propagate the
+//! effects, store new values and delete removed ones, close the keys, send keyspace events, reply,
+//! wake waiters. So a listener of a keyspace event may call rlock's commands, and sees no change
+//! half done. The server also notifies other modules while `Keys::finish` creates or deletes a key;
+//! during that step rlock's writing commands fail.
 
 use rlock_core::{
     Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Refusal, Transaction, slot_of,

@@ -68,8 +68,8 @@ fn retry(start_us: u64) {
     timer::arm_at(start_us.saturating_add(RETRY_MS.saturating_mul(US_PER_MS)));
 }
 
-/// Answers waiters that have timed out while the server may grant nothing. Returns whether more are
-/// left for the next turn.
+/// Answers waiters that have timed out or were cut off, which is all that the timer may do while
+/// the server takes no writes. Returns whether more are left for the next turn.
 fn end_waits() -> bool {
     let mut out = Outbox::new(false);
     let has_more = state::with_engine(|engine| engine.end_waits(clock::now(), &mut out));

@@ -18,7 +18,8 @@
 //! | commands, events and INFO | [`commands`], [`events`], [`info`] |
 //! | loading | [`load`] |
 
-// These types grow by copying all of their entries in one step, which would stall the server.
+// `clippy.toml` lists the types: they grow by copying all of their entries in one step, which would
+// stall the server.
 #![deny(clippy::disallowed_types)]
 #![deny(
     clippy::unwrap_used,

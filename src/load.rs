@@ -1,5 +1,5 @@
-//! `MODULE LOAD`: registers the module, and passes the functions that the server's callbacks call
-//! to `ffi`.
+//! `MODULE LOAD`: registers the module, and gives `ffi` the functions that the server's callbacks
+//! call.
 
 use crate::commands;
 use crate::configuration;

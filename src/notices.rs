@@ -229,7 +229,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     let_go(notice.channel);
 }
 
-/// Undoes a grant that no client has heard of, by the given method of the engine.
+/// Undoes a grant that was not published, by the given method of the engine.
 fn undo(ticket: u64, method: fn(&mut Engine, u64)) {
     state::tell(|engine| method(engine, ticket));
     timer::arm_soon();

@@ -1,7 +1,7 @@
 //! The module's state: the engine.
 //!
-//! Callbacks of the server must not decide anything. They report what happened to the engine, which
-//! records it, and arm the timer.
+//! Callbacks of the server must not decide anything. They report each event to the engine, which
+//! only records it, and arm the timer.
 
 use rlock_core::Engine;
 

@@ -53,7 +53,8 @@ pub(crate) struct Backlog {
     suspects: VecDeque<u64>,
     /// Leftovers of locks that ended in one step.
     leftovers: Vec<(Key, Leftovers)>,
-    /// After a period in which no hold could begin: the slot of the next name whose queue to serve.
+    /// After a period in which no hold could begin, the timer serves the queues of all names. This
+    /// is the slot of the next name.
     resumed_from: Option<u32>,
     /// The alarm that has fired and is being processed.
     fired: Option<Alarm>,
@@ -202,7 +203,8 @@ impl Backlog {
 #[cfg_attr(test, derive(Clone))]
 struct Postponed {
     keys: Chunked<Key>,
-    /// When the first of `keys` was postponed. Later keys do not delay it.
+    /// When the first of `keys` was postponed. The delay counts from then, also for keys added
+    /// later.
     since_us: u64,
     /// Keys to retry now.
     again: Chunked<Key>,

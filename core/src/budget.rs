@@ -23,8 +23,8 @@ pub(crate) const CHANGE: u32 = 1;
 /// The most steps of all deadlock searches in one turn.
 const SEARCH_STEPS: u32 = 20_000;
 
-/// In one step: the most slots that a sweep skips, leftovers that are freed, or holds of a removed
-/// value that are visited.
+/// One step does at most this many small units of work: slots that the sweep skips, leftovers that
+/// the timer frees, or holds of a removed value that the engine visits.
 const PARTS: u32 = 256;
 
 /// How many parts cost as much as a change.
@@ -140,7 +140,7 @@ impl Budget {
         self.bindings
     }
 
-    /// Takes the cost of one step over [`Budget::parts`].
+    /// Takes the cost of one step that handles up to [`Budget::parts`] units.
     pub(crate) fn take_parts(&mut self) -> bool {
         self.take(self.parts.div_ceil(PARTS_PER_CHANGE))
     }

@@ -148,7 +148,7 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     for _ in 0..holds {
         decode_hold(&mut reader, now, &mut lock)?;
     }
-    // An exclusive hold has displaced other holds.
+    // Applying an exclusive hold removes all others, so fewer are left than were decoded.
     if lock.holds().len() as u64 != holds {
         return Err(DecodeError("a writer that is not alone"));
     }
@@ -392,7 +392,7 @@ mod tests {
         ("idle", "03ffffffff0f0000"),
     ];
 
-    /// Version 0.1.0 must be able to read it, after a downgrade or on an older replica.
+    /// Version 0.1.0 must be able to read such values, after a downgrade or on an older replica.
     #[test]
     fn a_value_without_new_fields_is_written_with_the_bytes_of_0_1_0() {
         for (name, written) in WRITTEN_BY_0_1_0 {

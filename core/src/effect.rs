@@ -556,7 +556,7 @@ mod tests {
             prop_assert_eq!(back.as_ref(), Ok(&event));
         }
 
-        /// One of its words is replaced by a word of another event, or by anything.
+        /// Replaces one word of an effect by a word of another event, or by anything.
         #[test]
         fn accepted_mutated_effect_round_trips(
             [event, other] in prop::array::uniform2(strategies::event(NOW)),

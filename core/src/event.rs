@@ -146,12 +146,12 @@ pub enum Event {
         /// The owner whose holds stay.
         except: Option<Owner>,
     },
-    /// The permits of a semaphore, which this creates if missing.
+    /// A semaphore has this number of permits from now on. Creates it if missing.
     Sized {
         /// The permits, at least 1.
         permits: u32,
     },
-    /// The idle time of a semaphore began: when it was created, and when the last holder left.
+    /// The idle time of a semaphore began, began again, or got another length.
     Unused {
         /// `IDLE ms`; 0 if it is never removed.
         idle_ms: u64,
@@ -160,7 +160,7 @@ pub enum Event {
     },
     /// The idle time of a semaphore ended, and it is removed.
     Removed,
-    /// An owner took a place in the queue of a fair lock, which this creates if missing.
+    /// An owner took a place in the queue of a fair lock. Creates the lock if missing.
     Queued {
         /// The owner.
         owner: Owner,
@@ -204,7 +204,7 @@ pub enum Event {
     },
     /// All places were detached from their connections by a restart, a promotion or a rename.
     Detached {
-        /// The least deadline of places without their own `GRACE`.
+        /// Places without their own `GRACE` expire at this time or later.
         until_us: u64,
         /// When it happened: a `GRACE` counts from here. `None` if no place has one.
         at_us: Option<u64>,
@@ -233,7 +233,8 @@ impl Event {
         }
     }
 
-    /// The keyspace event to publish: one per change of holder, none for a change of terms.
+    /// The keyspace event to publish: for a change of holder, a reservation, and the removal of an
+    /// idle semaphore. `None` for any other event.
     #[inline]
     #[must_use]
     pub fn keyspace_event(&self) -> Option<&'static core::ffi::CStr> {

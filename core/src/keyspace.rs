@@ -23,8 +23,8 @@ pub trait Keyspace {
     fn insert(&mut self, id: KeyId, lock: Lock);
     /// Removes the lock under a key.
     fn remove(&mut self, id: KeyId);
-    /// The connection that asks, unless it cannot close: `None` for a script, another module and
-    /// the timer.
+    /// The connection that sent the command. `None` for a script, another module and the timer,
+    /// which have no connection that could close.
     fn client(&self) -> Option<u64>;
     /// Whether the user of a connection that waited still has the rights for this request.
     fn is_permitted(&self, client: u64, request: &Request) -> bool;

@@ -14,8 +14,8 @@ pub struct Limits {
     /// How long a fair lock keeps the place of a waiter that lost its connection, and stays
     /// reserved for its head.
     pub fair_grace_ms: u64,
-    /// The longest lease. RENEW without a lease shortens the last lease to it; the module checks
-    /// the arguments of commands before.
+    /// The longest lease. The module refuses longer leases in arguments; for a RENEW without a
+    /// lease, the engine shortens the last lease to it.
     pub max_lease_ms: u64,
     /// Whether holds may begin and be renewed now.
     pub may_grant: MayGrant,

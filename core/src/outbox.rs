@@ -33,9 +33,11 @@ pub enum Answer {
     Expired,
     /// This server is a replica now.
     Demoted,
-    /// Another node of the cluster serves its keys now.
+    /// Its shard channel has lost its listeners, nearly always because another node of the cluster
+    /// serves its keys now.
     Moved,
-    /// The value under the name cannot serve it.
+    /// It was refused: the value cannot serve it, it would wait for itself, its user lost the
+    /// permission, or no token is left.
     Refused(Refusal),
 }
 

@@ -48,8 +48,8 @@ pub struct RightToGrant {
     pub(crate) noted: BTreeMap<u64, u64>,
 }
 
-/// The most offsets kept. There are more only if the server ticks more often than configured. Then
-/// the oldest are dropped, which makes the right end earlier.
+/// The most offsets kept. They add up while too few replicas acknowledge. Beyond this number the
+/// oldest are dropped, which can only make the right end earlier.
 const MAX_NOTED: usize = 4096;
 
 impl RightToGrant {

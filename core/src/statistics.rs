@@ -28,8 +28,8 @@ pub struct KindStats {
     pub deadlocks: u64,
     /// Waiters that timed out and got nil.
     pub timed_out: u64,
-    /// Waiters whose connection closed or was unblocked, whose server was demoted, or whose
-    /// channel's slot moved.
+    /// Waiters whose connection closed or was unblocked, whose server was demoted, or whose shard
+    /// channel lost its listeners.
     pub disconnected: u64,
     /// Grants undone because the answer could not reach the waiter.
     pub undone: u64,

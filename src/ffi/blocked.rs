@@ -159,7 +159,7 @@ impl Ctx<'_> {
     }
 }
 
-/// Tickets begin at 1, so none becomes a null pointer, which the server would not pass to the
+/// No ticket is 0, so none becomes a null pointer, which the server would not pass to the
 /// callbacks.
 fn ticket_to_pointer(ticket: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(ticket).unwrap_or(usize::MAX))

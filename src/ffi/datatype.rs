@@ -253,8 +253,8 @@ unsafe extern "C" fn unlink(keys: *mut raw::RedisModuleKeyOptCtx, value: *const 
     guard((), || {
         // SAFETY: the server passes the name and database of the key, alive during the callback.
         // The value is of this type. This runs under the server's global lock with no other
-        // reference to the value. The engine may have one only during the module's own deletions,
-        // for which this returns first.
+        // reference to the value. The engine may have one during the module's own deletions; then
+        // the function returns before it makes another.
         let (name, db, alarm, lock) = unsafe {
             if OWN_DELETE.get() == value.addr() {
                 return;

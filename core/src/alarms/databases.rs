@@ -31,7 +31,6 @@ pub(super) struct Databases {
 impl Databases {
     pub(super) fn new(hasher: &RandomState) -> Self {
         let map = || HashMap::with_hasher(hasher.clone());
-        // 0 is lower than any generation.
         Self {
             stable: map(),
             current: map(),
@@ -39,6 +38,7 @@ impl Databases {
             general: 1,
             newest: 1,
             flushed: map(),
+            // Lower than any generation: nothing was flushed yet.
             all_flushed: 0,
         }
     }

@@ -1,4 +1,4 @@
-//! Values with reusable numbers, in chunks that never move.
+//! Values with reusable numbers, in chunks: a growing table copies at most its first chunk.
 
 use super::chunked::Chunked;
 

@@ -162,7 +162,7 @@ impl Engine {
             return self.wait(tx, owner, request, &earlier);
         }
         if earlier.is_repeat {
-            // A retry of the waiting request that no longer wants to wait.
+            // A retry without BLOCK ends the wait of the request that it repeats.
             self.supersede(tx, &earlier, request);
             if self.has_place(tx, owner, request.kind) {
                 self.release_place(&mut tx.at(KEY), owner, request.request_id, false);
@@ -176,7 +176,7 @@ impl Engine {
 
     /// ACQUIRE while no hold may begin. A request that waits enters the queue, even if the lock is
     /// free. A request that does not wait is refused. An owner that already holds one of the keys
-    /// is refused, too: a wait would hide from it that it cannot rely on that hold.
+    /// is refused, too, because it must learn that it cannot rely on that hold now.
     fn acquire_later(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -269,8 +269,9 @@ impl Engine {
     }
 
     /// Puts a request into its queues: at the position of its owner's earlier request for the same
-    /// thing, or at the end of its rank. On a fair lock it also takes a place or keeps its owner's;
-    /// a `QUEUE` request does only that. All refusals come before any change.
+    /// thing, or at the end of its rank. On a fair lock the owner also takes a place, or keeps the
+    /// one it has. A `QUEUE` request enters no queue, and only takes or keeps a place. All refusals
+    /// come before any change.
     fn wait(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -300,8 +301,8 @@ impl Engine {
             let rank = earlier.place.map_or_else(|| rank_of(tx, owner, &request), |place| place.rank);
             let entered = self.enter(tx, owner, &request, rank, arrival);
             match earlier.place {
-                // The edges of the earlier request were searched, or a search is pending. Not so on
-                // a fair lock, where its edges may be those of another value.
+                // The edges of the earlier request were searched, or a search is pending. On a fair
+                // lock the value may have been replaced since, so its edges are searched again.
                 Some(place) if request.kind != Kind::Fair => {
                     if place.is_suspected {
                         self.suspect(entered);
@@ -338,8 +339,8 @@ impl Engine {
     }
 
     /// The requests of the same owner that a new request ends. An owner waits with at most one
-    /// request for a key. A request that does not wait ends only a request that it retries. Of
-    /// numbered requests, a lower id is stale.
+    /// request for a key. A request that does not wait ends only a request that it retries. A
+    /// request whose id is below that of the waiting request is stale.
     fn earlier(
         &self,
         tx: &mut Transaction<'_, impl Keyspace>,

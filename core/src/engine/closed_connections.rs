@@ -30,7 +30,7 @@ impl Engine {
         }
     }
 
-    /// Shortens the lease of a hold that lost its last connection to its `SESSION` time.
+    /// Shortens the lease of a hold to its `SESSION` time, because its last connection has closed.
     pub(super) fn end_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         let Some(terms) = at.terms_of(token) else {
             return;

@@ -28,7 +28,7 @@ pub struct Contended {
     pub waiters: usize,
     /// How long the longest waiter has waited.
     pub oldest_wait_ms: u64,
-    /// The longest holder: its owner, its token, and for how long it has held the lock.
+    /// The oldest hold: its owner, its token, and its age in milliseconds.
     pub holder: Option<(Owner, u64, u64)>,
 }
 
@@ -103,8 +103,8 @@ impl Engine {
         waits.max().unwrap_or(0)
     }
 
-    /// The longest holder of a lock with waiters. Its token is nearly always the wall-clock time of
-    /// the grant in microseconds.
+    /// The owner, the token and the age of the oldest hold of a lock with waiters. The token is
+    /// nearly always the wall-clock time of the grant in microseconds.
     fn oldest_holder(&self, name: NameId, now: Now) -> Option<(&[u8], u64, u64)> {
         let (owner, token) = self.registry.oldest_holder(name)?;
         Some((owner, token, now.wall_us.saturating_sub(token) / US_PER_MS))

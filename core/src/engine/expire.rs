@@ -27,8 +27,8 @@ impl Engine {
     }
 
     /// Ends all expired holds, before an exclusive grant or before the lock is removed. After the
-    /// first 16, it ends the rest in one step, without the holds of the owner `except`, which may
-    /// be live. All other holds have expired.
+    /// first 16, it ends the rest in one step. That step spares the holds of the owner `except`,
+    /// which may be live; the caller has checked that no other hold is.
     pub(super) fn clear_expired(&mut self, at: &mut At<'_, '_, impl Keyspace>, except: Option<&[u8]>) {
         const ONE_BY_ONE: usize = 16;
         for _ in 0..ONE_BY_ONE {
@@ -82,8 +82,8 @@ impl Engine {
             }
             let event = match at.limits.may_grant.paused_ms() {
                 None => Event::Left { owner, cause: LeaveCause::Expired },
-                // While no hold may begin, its owner cannot acquire, so the grace counts from the
-                // end of the pause.
+                // While no hold may begin, the owner of the place cannot acquire, so the grace
+                // counts from the end of the pause.
                 Some(paused_ms) => {
                     let until_us = at.now.after_ms(pause_and_grace_ms(paused_ms, grace_ms, &at.limits));
                     let stay = match stay {

@@ -194,8 +194,8 @@ impl Engine {
     }
 
     /// Keeps the session of a hold that was used without a connection, as in a script. Unbinds only
-    /// closed connections. The owner got an answer, so neither a pending review of an imported
-    /// value, nor that of a closed connection, may end the session.
+    /// closed connections. The owner got an answer. So the session must survive the pending review
+    /// of an imported value, and the pending cleanup after a closed connection.
     fn keep_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         self.unbind_closed(at, token);
         let name = self.name(at);
@@ -207,7 +207,7 @@ impl Engine {
         }
     }
 
-    /// Unbinds a hold from closed connections, so that their clean-up does not affect it.
+    /// Unbinds a hold from closed connections, so that the cleanup after them does not affect it.
     fn unbind_closed(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         let Some(lock) = at.lock() else {
             return;

@@ -1,9 +1,9 @@
 //! Maintains the copy of the holders beside each queue, for the deadlock search.
 //!
 //! The copy contains all holders, unless a lock has more than [`MAX_COPIED`]: copying or dropping
-//! these would take milliseconds. Of such a lock it contains only the holders that wait in its
-//! queue, so the search sees no others. Once the lock has only half of [`MAX_COPIED`] holders left,
-//! the copy is rebuilt and complete again.
+//! these would take milliseconds. Of such a lock it contains the holders that wait in its queue,
+//! and those that were copied before the lock exceeded this number. The search sees no others. Once
+//! the lock has only half of [`MAX_COPIED`] holders left, the copy is rebuilt and complete again.
 
 use alloc::vec::Vec;
 
@@ -29,7 +29,8 @@ impl Engine {
             }
             // The former owner of a kept lock is no longer a holder: it blocks no waiter.
             Event::Ended { token, .. } | Event::Changed { token, cause: ChangeCause::Kept, .. } => {
-                // Its own MACQUIRE, which already had this key, waits for it from now on.
+                // The owner may have a waiting MACQUIRE for this key and others. From now on it
+                // waits for this key, too, so it has new edges to search.
                 if let Some(ticket) = self.registry.remove_holder(name, *token)
                     && self.registry.get(ticket).is_some_and(Waiter::is_many)
                 {

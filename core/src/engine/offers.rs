@@ -24,7 +24,8 @@ impl Engine {
             return;
         };
         if self.backlog.last_offer().is_some_and(|offer| offer.ticket == ticket) {
-            // A command that frees several of its keys would offer them again for each one.
+            // A command that frees several keys of this waiter would otherwise add an offer for
+            // each.
             return;
         }
         let names = waiter.names();
@@ -55,9 +56,10 @@ impl Engine {
         self.backlog.first_offer().is_some()
     }
 
-    /// The next offer, with the keys to open for [`Engine::take_offer`]. `None` also if the first
-    /// key fails `can_be_opened` (its other keys are in the same database, and in a cluster in the
-    /// same slot), or if the budget of this turn is used up. The timer takes the remaining offers.
+    /// The next offer, with the keys to open for [`Engine::take_offer`]. `None` also if
+    /// `can_be_opened` rejects the first key, or if the budget of this turn is used up. All keys of
+    /// an offer are in one database, and in a cluster in one slot. The timer takes the remaining
+    /// offers.
     pub fn next_offer(&mut self, can_be_opened: impl FnOnce(KeyRef<'_>) -> bool) -> Option<(Offer, Vec<Key>)> {
         let (offer, waiter) = loop {
             let offer = self.backlog.first_offer()?;
@@ -87,7 +89,8 @@ impl Engine {
         if self.answer_if_wait_ended(&mut tx.at(KeyId(0)), ticket) {
             return;
         }
-        // When holds may begin again, a review of its names repeats the offer.
+        // When holds may begin again, the engine reviews the names of all waiters, which repeats
+        // the offer.
         let Some(waiter) = self.registry.get(ticket).filter(|_| tx.limits.may_grant == MayGrant::Yes) else {
             return;
         };

@@ -65,8 +65,8 @@ impl Engine {
             || self.is_behind(at)
     }
 
-    /// Like [`Engine::is_dirty`], but ignores offers to repeat, which say nothing about the
-    /// holders.
+    /// Like [`Engine::is_dirty`], but ignores offers that wait to be repeated: they say nothing
+    /// about the holders.
     pub(super) fn is_dirty_beyond_offers(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let is_dirty_beyond_offers = |name| {
             let dirty = self.registry.dirty(name);
@@ -133,8 +133,8 @@ impl Engine {
             }
             self.adopt_value(at, name, is_import);
         }
-        // First, because an undone grant ends its SESSION and returns its owner to the queue, even
-        // if its lease has expired by now.
+        // Undo grants first: that withdraws their SESSION before `end_sessions` applies it, and
+        // returns their owners to a fair queue before `expire` removes the holds.
         self.undo(at, name, &mut dirty);
         let hold_ended = self.review(at, name, &mut dirty);
         self.end_sessions(at, &mut dirty.unbound);
@@ -148,7 +148,8 @@ impl Engine {
         hold_ended
     }
 
-    /// Adopts another value under a name. `is_import`: the value is an import.
+    /// Brings the engine's records up to date with another value under a name. `is_import`: the
+    /// value arrived without one of our commands.
     fn adopt_value(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, is_import: bool) {
         let generation = self.alarms.generation(at.key().db);
         if let Some(lock) = at.lock_mut().filter(|_| is_import) {

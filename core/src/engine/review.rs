@@ -238,8 +238,9 @@ impl Engine {
         }
     }
 
-    /// Connected waiters stay with the name. When it has another value or none, they retake their
-    /// places in the old order. The error is the position reached if the budget ran out.
+    /// Returns the connected waiters of a fair lock in their old order to the queue of a new value,
+    /// or of a new lock if the key is vacant. The error is the position reached if the budget ran
+    /// out.
     fn rejoin(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,

@@ -14,8 +14,8 @@ use crate::statistics::count;
 
 const KEY: KeyId = KeyId(0);
 
-/// The shortest time until a semaphore that cannot be removed yet is due again. Each restart of the
-/// idle time is propagated.
+/// An idle time that restarts because the semaphore cannot be removed yet lasts at least this long,
+/// since each restart is propagated.
 const MIN_RESTART_MS: u64 = 1000;
 
 impl Engine {

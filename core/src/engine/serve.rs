@@ -26,8 +26,8 @@ impl Engine {
         false
     }
 
-    /// Grants a waiter for one key, or refuses it, for example without a token left. Returns
-    /// whether it was granted.
+    /// Grants a waiter for one key, or refuses it, for example if no token is left. Returns whether
+    /// it was granted.
     fn grant_to_waiter(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: &Decision) -> bool {
         let Some(Left { waiter, owner }) = self.registry.leave(ticket) else {
             return false;

@@ -183,8 +183,8 @@ impl Engine {
         self.registry.notified_mut().demoted();
     }
 
-    /// This server became a master, or has loaded its data as one. Earlier connections count as
-    /// closed, and this server now decides what became due meanwhile.
+    /// This server became a master, or a load of its data set ended. Earlier connections count as
+    /// closed. A master now decides what became due meanwhile.
     pub fn promoted(&mut self) {
         self.alarms.renew_all();
         self.sessions.forget_bindings();

@@ -38,7 +38,7 @@ enum Timer {
     Leftovers,
     /// Everything in a database that was swapped, flushed or loaded, or on a promoted server.
     Sweep,
-    /// Keys that another node of the cluster serves, or currently none.
+    /// Keys that another node of the cluster serves, or that currently no node serves.
     Postponed,
     /// Queues that were not served while no hold could begin.
     Resumed,
@@ -259,7 +259,7 @@ impl Engine {
         self.alarms.has_retired() || self.registry.has_retired()
     }
 
-    /// Frees memory of holds and places that ended in one step, and of tables that became nearly
+    /// Frees memory of holds and places that ended in one step, and of large tables that became
     /// empty.
     pub(super) fn clean_up(&mut self) -> TimerStep {
         if self.has_retired() && self.budget.take_parts() {

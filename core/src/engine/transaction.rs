@@ -28,7 +28,8 @@ pub struct Transaction<'t, K> {
     pub out: &'t mut Outbox,
     /// `NOTE text` of the command.
     pub note: Option<&'t [u8]>,
-    /// The records of the keys' names, each with the state of the name table at which it was found.
+    /// The records of the keys' names. Each is valid while [`Registry::state`] returns the number
+    /// beside it.
     names: SmallVec<[(u64, Option<NameId>); 1]>,
 }
 
@@ -100,7 +101,7 @@ impl<K: Keyspace> At<'_, '_, K> {
         self.tx.keys.lock_mut(self.id)
     }
 
-    /// The record of its name, looked up once per state of the name table.
+    /// The record of its name. Looked up again only after a record was created or removed.
     pub(super) fn name(&mut self, names: &Registry) -> Option<NameId> {
         let (state, index) = (names.state(), self.id.0);
         if let Some((found_at, name)) = self.tx.names.get(index)

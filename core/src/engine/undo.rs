@@ -92,11 +92,12 @@ impl Engine {
     }
 
     /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced
-    /// count. The deadline stays or becomes later, except for an unclaimed hold: its last grant
-    /// must not prolong it.
+    /// count. The deadline stays or becomes later. Only an unclaimed hold whose last grant is
+    /// undone gets its earlier deadline back.
     fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &Undone, terms: Terms) {
         if terms.deadline_us <= at.now.mono_us {
-            // The hold has expired. The deadline without the grant might make it live again.
+            // The hold has expired. `left` may have a later deadline, which would make it live
+            // again: see `ends_session` below.
             return;
         }
         let Some(left) = undone.left.as_ref() else {
@@ -113,7 +114,8 @@ impl Engine {
             // The end of this session may have shortened the deadline.
             deadline_us = deadline_us.max(left.deadline_us);
         }
-        // Only the fields that the grant set: the key may have another value since.
+        // Restores only the fields that the grant set: the value may have been replaced since, so
+        // its other fields may differ from `left`.
         let changed = Terms {
             deadline_us,
             lease_ms: left.lease_ms,

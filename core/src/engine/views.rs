@@ -21,7 +21,7 @@ pub struct WaiterView<'a> {
     pub waited_ms: u64,
     /// The answer is published; no connection is blocked.
     pub is_notified: bool,
-    /// The connection that asked, unless it cannot close.
+    /// The connection that sent the request; `None` for a place without a connection.
     pub client: Option<u64>,
     /// The note of the request.
     pub note: Option<&'a [u8]>,
@@ -128,8 +128,9 @@ impl Engine {
         waiters.filter(move |(_, waiter)| waits(waiter)).map(move |(_, waiter)| self.view(waiter, now))
     }
 
-    /// The first waiters under `key`, in order, at most `limit`. Looks at few more than that, so it
-    /// may return fewer if very many waits have just ended and are not answered yet.
+    /// The first waiters under `key`, in order, at most `limit`. Skips at most 1000 others
+    /// (`MAX_SKIPPED`), so it may return fewer if more waits have just ended and are not answered
+    /// yet.
     pub fn first_waiters(&self, key: KeyRef<'_>, now: Now, limit: usize) -> impl Iterator<Item = WaiterView<'_>> {
         self.waiters_among(key, now, limit.saturating_add(MAX_SKIPPED)).take(limit)
     }

@@ -138,20 +138,19 @@ impl Engine {
         self.answer_with(tx.out, ticket, answer, PlaceAfter::Open);
     }
 
-    /// Answers a waiter that is not granted, without its key.
+    /// Answers a waiter that is not granted, while its key is not open.
     pub(super) fn answer_with(&mut self, out: &mut Outbox, ticket: u64, answer: Answer, place: PlaceAfter) {
         let waiter = self.end_wait(ticket, &answer, place);
         out.answer(ticket, waiter.and_then(|waiter| waiter.notice()), answer);
     }
 
-    /// The server deleted a channel, because another node of the cluster serves its slot. Cuts off
-    /// the waits whose answers it would carry.
+    /// A shard channel has lost its listeners, nearly always because its slot moved to another
+    /// node. Cuts off the waits whose answers would go there.
     pub fn channel_gone(&mut self, channel: Channel) {
         self.registry.notified_mut().channel_gone(channel);
     }
 
-    /// Ends cut-off waits, as far as the budget goes. The timer does it too; on a replica only this
-    /// does.
+    /// Ends cut-off waits on a replica, as far as the budget goes. On a master the timer does it.
     pub fn end_cut_off(&mut self, out: &mut Outbox) {
         self.budget.begin_timer();
         while self.end_next_cut_off(out) {}

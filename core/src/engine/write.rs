@@ -72,8 +72,8 @@ impl Engine {
         }
     }
 
-    /// Restarts the idle time of a semaphore without holds. `given` replaces its length; 0 removes
-    /// it.
+    /// Restarts the idle time of a semaphore if it has no holds. `given` replaces its length, even
+    /// if it has holds; 0 removes it.
     pub(super) fn begin_idle_time(&mut self, at: &mut At<'_, '_, impl Keyspace>, given: Option<u64>) {
         let Some(lock) = at.lock() else {
             return;

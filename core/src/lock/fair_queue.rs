@@ -4,9 +4,9 @@
 //! The place of a polling owner expires unless the owner asks again in time.
 //!
 //! Taking, leaving and finding a place are O(1); setting its deadline is O(log n). Detaching all
-//! places from their connections is O(1), too: a place stores the number of the detach in which it
-//! was last settled, so its current deadline can be computed. [`FairQueue::settle_some`] stores
-//! these deadlines in parts.
+//! places from their connections is O(1), too: it stores one deadline for all. A place is *settled*
+//! if its own deadline was set after the last detach; the deadline of any other place is computed.
+//! [`FairQueue::settle_some`] settles places in parts.
 //!
 //! Invariants:
 //! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
@@ -60,7 +60,7 @@ pub struct FairQueue {
     latest_us: u64,
     /// The number of detaches.
     detached: u32,
-    /// The least deadline of detached places.
+    /// Detached places without their own `GRACE` expire at this time or later.
     detached_until_us: u64,
     /// The first place whose deadline is not stored yet.
     unsettled: Alarm,
@@ -127,8 +127,8 @@ impl FairQueue {
         })
     }
 
-    /// The first live places, at most `limit`. Looks at few more than that, so it may return fewer
-    /// if very many places have just expired.
+    /// The first live places, at most `limit`. Skips at most 1000 others (`MAX_SKIPPED`), so it may
+    /// return fewer if more places have just expired.
     pub fn first_live(&self, now: Now, limit: usize) -> impl Iterator<Item = Place<'_>> {
         let places = self.iter().take(limit.saturating_add(MAX_SKIPPED));
         places.filter(move |place| place.is_live(now)).take(limit)
@@ -277,7 +277,7 @@ impl FairQueue {
         self.unsettled = self.first;
     }
 
-    /// The least deadline of detached places.
+    /// Detached places without their own `GRACE` expire at this time or later.
     pub(crate) fn detached_until_us(&self) -> u64 {
         self.detached_until_us
     }

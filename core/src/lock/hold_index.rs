@@ -221,7 +221,7 @@ mod tests {
         assert_eq!((holds, total), (100, 200));
     }
 
-    /// The index keeps half of each hash, so among some ten thousand names two have the same half.
+    /// The index keeps 32 bits of each hash. Two of about 80,000 names share them.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of names")]
     fn owners_with_the_same_half_hash_are_distinguished() {

@@ -116,8 +116,8 @@ struct Graph<'a> {
 }
 
 impl<'a> Graph<'a> {
-    /// Whether the owner has no edges under this name, because it already holds the lock: a
-    /// MACQUIRE that has this key.
+    /// Whether the owner has no edges under this name, because it already holds the lock, as a
+    /// MACQUIRE that waits for other keys may.
     fn owner_holds(&self, owner: OwnerId, name: NameId, mode: Mode) -> bool {
         let is_live = |holding: Holding| {
             let record = self.registry.names.get(name);

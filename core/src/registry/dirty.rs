@@ -39,7 +39,7 @@ impl Dirty {
         self.has_offers_only() && self.offers.is_empty()
     }
 
-    /// Whether there are no events except offers to repeat.
+    /// Whether there are no events except offers that wait to be repeated.
     pub(crate) fn has_offers_only(&self) -> bool {
         !self.imported
             && !self.replaced

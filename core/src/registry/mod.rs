@@ -2,8 +2,9 @@
 //!
 //! Waiters belong to key *names*, so they survive the deletion of a key. Each waiter has one
 //! server-wide position for the queues of all its names, so two requests have the same order in
-//! every queue that they share. It also has a ticket, which identifies its answer. A retry of a
-//! numbered request takes over the position: rank and arrival number stay, the ticket changes.
+//! every queue that they share. It also has a ticket, which identifies its answer. If an owner asks
+//! for the same thing again, the new request takes over the position: rank and arrival number stay,
+//! the ticket changes.
 //!
 //! Beside each queue the registry keeps a copy of the holders in the value. So the deadlock search
 //! (`deadlock.rs`) can follow the edges between owners in both directions without opening keys.

@@ -3,9 +3,9 @@
 //!
 //! They wait as any other request does. But the server does not know them, so the engine does what
 //! the server does for a blocked connection: it ends the wait when that connection closes, when
-//! this server is demoted, and when another cluster node takes over the channel. There may be very
-//! many such waits, so they are *cut off* in one step and ended in parts (`end_cut_off` in
-//! `waits.rs`). A cut-off waiter is granted nothing any longer.
+//! this server is demoted, and when the shard channel for the answer has lost its listeners. There
+//! may be very many such waits, so they are *cut off* in one step and ended in parts (`end_cut_off`
+//! in `waits.rs`). A cut-off waiter is granted nothing any longer.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -28,17 +28,17 @@ pub(crate) struct Notified {
     /// set for each former term as a master, none empty. Separate sets make a promotion a single
     /// step.
     former: Vec<BTreeSet<Wait>>,
-    /// The number of the current term as a master. A promotion begins another term, unless
-    /// [`Notified::next`] has found before that all waits of the former one have ended. Waits that
-    /// began in another term are cut off.
+    /// The number of the current term as a master. A promotion begins another term, unless all
+    /// waits of the former one have ended and [`Notified::next`] has noticed that. Waits that began
+    /// in another term are cut off.
     term: u16,
     /// Closed connections with waits that have not ended yet.
     closed: BTreeSet<u64>,
-    /// Deleted channels. One scan of all waits finds those on any of them.
+    /// Channels that have lost their listeners. One scan of all waits finds those on any of them.
     gone: BTreeSet<Channel>,
     /// The last wait that the scan has visited.
     looked_at: Option<Wait>,
-    /// Channels that were deleted after the scan began: another scan follows.
+    /// Channels that have lost their listeners since the scan began: another scan follows.
     gone_since: BTreeSet<Channel>,
     /// This server is no longer a master.
     is_demoted: bool,
@@ -129,7 +129,7 @@ impl Notified {
         None
     }
 
-    /// A channel was deleted: cuts off the waits on it.
+    /// A channel has lost its listeners: cuts off the waits on it.
     pub(crate) fn channel_gone(&mut self, channel: Channel) {
         if self.looked_at.is_none() {
             self.gone.insert(channel);

@@ -10,7 +10,8 @@ use ahash::RandomState;
 use super::positions::{NameId, OwnerId, Position};
 use crate::collections::{NameTable, Slots, SmallSet};
 
-/// A request of an owner, under one of its names, where it is the owner's only one.
+/// A waiting request of an owner, under one of the request's names. An owner has at most one under
+/// each name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wait {
     pub(super) name: NameId,

@@ -172,9 +172,9 @@ impl Registry {
     }
 
     /// Updates `followed` for a request of `owner` that enters a queue at `position`, or has left
-    /// it: `count` is an addition, or a subtraction. The queue is without that request. If the
-    /// request is behind all others, the last of them gains or loses a follower; otherwise the
-    /// request itself has one.
+    /// it: `count` is an addition, or a subtraction. Call this while the request is not in the
+    /// queue. If the request is behind all others, the last of them gains or loses a follower;
+    /// otherwise the request itself has one.
     fn count_followed(&mut self, name: NameId, position: Position, owner: OwnerId, count: fn(u32, u32) -> u32) {
         let Some(last) = self.names.get(name).and_then(|record| record.queue.last()) else {
             return;

@@ -164,7 +164,7 @@ impl Waiter {
         self.note.as_ref().map(|note| &***note)
     }
 
-    /// The connection that waits, unless it cannot close.
+    /// The connection that sent the request, if it has one.
     pub(crate) fn client(&self) -> Option<u64> {
         self.client.get()
     }
