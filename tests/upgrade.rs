@@ -1,4 +1,4 @@
-//! The upgrade procedure of docs/operations.md, from start to end.
+//! The upgrade procedure of docs/operations/upgrade.md, from start to end.
 
 use std::fs;
 use std::path::Path;

@@ -27,15 +27,16 @@ server's main thread. A missed aim is shown as missed.
 fn explanation(section: &str) -> &'static str {
     match section {
         "uncontended" => {
-            "A client acquires and releases a free lock. `SET NX PX` with `DEL` is a client that releases without \
-             checking the owner; `SET NX PX` with a script is one that checks. Besides its own work, the module pays \
-             for work that the server does for every module: opening the key, wrapping the value, and counting each \
-             change."
+            "A client acquires and releases a free lock: a *pair*. With *no listener*, the server has neither an \
+             append-only file nor a replica. `SET NX PX` with `DEL` is a client that releases without checking the \
+             owner; `SET NX PX` with a script is one that checks. Besides its own work, the module pays for work that \
+             the server does for every module: opening the key, wrapping the value, and counting each change."
         }
         "floor" => {
-            "From an empty command to a lock in scripts: each row adds something, to tell the server's share of a \
-             pair's cost from the module's. `bare` is a module with the smallest possible lock. To acquire, it opens \
-             the key, sets a value and replies; to release, it opens, compares, deletes and replies."
+            "From an empty command to a lock in scripts, each row does a little more. So the rows show which part of \
+             a pair's cost is the server's and which the module's. `bare` is a module with the smallest possible \
+             lock. To acquire, it opens the key, sets a value and replies; to release, it opens, compares, deletes \
+             and replies."
         }
         "handover" => {
             "64 connections pass one lock around, against a list that does the same with `BLPOP` and `RPUSH`. A client \
@@ -58,11 +59,12 @@ fn explanation(section: &str) -> &'static str {
              comes on top."
         }
         "notify" => {
-            "Requests that wait without a blocked connection. Measured are the memory for one of them, and the longest \
-             PING of another client while all of them begin to wait, are granted one after the other, lose half of \
-             their connections, or time out within one second. While the server grants one lock after the other, a \
-             thousand commands are under way at any time, and a PING waits for all commands before it. To show the \
-             server's own share of that, clients publish the same number of messages without a lock."
+            "Requests that wait without a blocked connection. The figures are the memory for one of them, and the \
+             longest PING of another client while something happens to all of them: they begin to wait, are granted \
+             one after the other, lose half of their connections, or time out within one second. While the server \
+             grants one lock after the other, a thousand commands are under way at any time, and a PING waits for all \
+             commands before it. The first row shows how long that takes without the module: there clients publish \
+             the same number of messages without a lock."
         }
         "mass-expiry" => {
             "The module expires leases for a few milliseconds at a time, and then lets the server execute other commands. \
@@ -76,16 +78,17 @@ fn explanation(section: &str) -> &'static str {
         }
         "client" => "The crate rlock-client, against the same commands with redis-rs.",
         "deadlock" => {
-            "A request that does not wait searches nothing. The search of one that waits ends after a step or two if its \
-             owner holds nothing that others wait for, or if the owners that it waits for do not wait themselves, \
-             whatever else waits on the server. Only a request that links two long chains is expensive: the search \
-             follows both, up to its limit."
+            "A request that does not wait searches nothing. For a request that waits, the search ends after a step or \
+             two in two cases: its owner holds nothing that others wait for, or the owners that it waits for do not \
+             wait themselves. Other waiters on the server make no difference. Only a request that links two long \
+             chains is expensive: the search follows both, up to its limit."
         }
         "failover" => {
-            "A master dies, and one of its two replicas is promoted at once: a Sentinel or a cluster adds the time that it \
-             takes to detect the death. With the settings of [operations.md](operations.md#failover-without-two-holders) \
-             the new master grants nothing until each hold that its predecessor may have given has ended: for the longest \
-             lease, 3 s of lag, and 1 s more. While nothing fails, each grant compares a clock with one number."
+            "A master dies, and one of its two replicas is promoted at once: a Sentinel or a cluster adds the time \
+             that it takes to detect the death. With the settings of [Failover without two \
+             holders](operations/failover.md#failover-without-two-holders) the new master grants nothing until each \
+             hold that its predecessor may have granted has ended: for the longest lease, 3 s of lag, and 1 s more. \
+             While nothing fails, each grant compares a clock with one number."
         }
         "stalls" => {
             "The longest PING of another client while one client does something expensive. Each case needs only ordinary \

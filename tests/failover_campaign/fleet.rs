@@ -14,7 +14,7 @@ pub const SOON: Duration = Duration::from_secs(120);
 /// The settings of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settings {
-    /// The settings in docs/operations.md, with a longest lease of [`LONG_LEASE`].
+    /// The settings in docs/operations/failover.md, with a longest lease of [`LONG_LEASE`].
     Safe,
     /// The defaults, with the same longest lease: `rlock.quarantine-after empty`, and no replica
     /// needed.

@@ -1,6 +1,6 @@
 //! Masters are killed, stopped, cut off and replaced while workers acquire locks. With the settings
-//! in docs/operations.md no two workers believe at the same time that they hold one lock. Without
-//! the settings some do, which shows that the check detects it.
+//! in docs/operations/failover.md no two workers believe at the same time that they hold one lock.
+//! Without the settings some do, which shows that the check detects it.
 //!
 //! Each fault is a test, which causes it once. `make test-failover` causes each fault on each
 //! server ten times or more, with and without the settings, and adds the results to the table in

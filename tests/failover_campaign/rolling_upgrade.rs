@@ -1,5 +1,5 @@
-//! An upgrade from the commit before the settings for failovers, under load, as docs/operations.md
-//! describes it: replicas first.
+//! An upgrade from the commit before the settings for failovers, under load, as
+//! docs/operations/upgrade.md describes it: replicas first.
 
 use std::env;
 use std::path::Path;

@@ -341,7 +341,7 @@ impl Report<'_> {
         writeln!(out, "- {} rounds of all peers, in turns, about {} s per cell", self.rounds, self.seconds)?;
         writeln!(
             out,
-            "\nClients and servers share the machine, so a rate is that of both together. The server's CPU time is its own."
+            "\nClients and servers share the machine, so both together limit a rate. The server's CPU time does not include that of the clients."
         )?;
         writeln!(
             out,
@@ -365,7 +365,7 @@ fn heading(work: Work) -> (&'static str, &'static str) {
         Work::Contended => (
             "Contended",
             "All clients compete for one lock, in one or eight processes, and hold it for the time in the title. \
-             A share of 1 is the mean of the clients.",
+             A client's share is the number of its pairs, divided by the mean of all clients.",
         ),
         Work::Fair => (
             "Fair lock",
@@ -382,8 +382,8 @@ fn heading(work: Work) -> (&'static str, &'static str) {
             "Crash",
             "A holder is killed while other clients wait. The lease or the session's timeout is 30 s; a peer may \
              have a way to free the lock earlier, and the module uses `SESSION`. Then Redis is killed under load \
-             and restarted with its append-only file. There leases are 5 s: a client that does not repeat a \
-             release whose answer was lost keeps the lock that long.",
+             and restarted with its append-only file. For the restart the leases are 5 s: if a client gets no \
+             answer to a release and does not repeat it, the lock may stay held for that long.",
         ),
         Work::Growth => (
             "Growth",
