@@ -180,7 +180,7 @@ func (f *feed) read(l *link) {
 		case *redis.Message:
 			f.deliver(message.Payload)
 		case *redis.Subscription:
-			f.confirm(message)
+			f.confirm(l, message)
 		}
 	}
 }
@@ -199,12 +199,12 @@ func (f *feed) deliver(text string) {
 }
 
 // confirm notes that a subscription has begun, or that the server ended it because its slot moved.
-func (f *feed) confirm(m *redis.Subscription) {
+func (f *feed) confirm(l *link, m *redis.Subscription) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.subs[m.Channel]
 	switch {
-	case s == nil:
+	case s == nil || s.link != l:
 	case strings.HasSuffix(m.Kind, "unsubscribe"):
 		f.lose(s, errSubscriptionLost)
 	case !s.confirmed:

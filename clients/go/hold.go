@@ -271,10 +271,12 @@ func (g *grant) surrender(left, keep time.Duration) error {
 	key := g.r.keys[0]
 	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", nextID()))
 	if left <= 0 { // With a session, or after a jump of the clock, the server may hold it still.
-		left = g.r.lease
 		time.Sleep(min(g.r.effective()/100, time.Second)) // The work stops meanwhile.
 	} else if keep > 0 {
 		args = append(args, "KEEP", max(1, keep.Milliseconds()))
+	}
+	if left <= 0 || g.r.session >= 0 { // A session with an open connection outlasts the belief.
+		left = g.r.lease
 	}
 	ctx, cancel := context.WithTimeout(g.c.life, left)
 	defer cancel()

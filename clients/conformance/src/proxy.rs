@@ -245,10 +245,12 @@ async fn serve(client: TcpStream, sky: Arc<Sky>) {
     // The first direction that ends closes the connection.
     tokio::select! {
         () = commands(from_client, &up, &down, &expected, &sky) => {}
-        () = replies(from_server, &down, &expected, &sky) => {
-            // The last replies still arrive.
+        () = async {
+            replies(from_server, &down, &expected, &sky).await;
+            // The last replies still arrive, and a stall hides that the server has closed the connection.
             tokio::time::sleep(Duration::from_micros(sky.delay_us.load(Ordering::Relaxed)) + Duration::from_millis(2)).await;
-        }
+            let _ = sky.stalled.subscribe().wait_for(|stalled| *stalled == Stall::None).await;
+        } => {}
         () = write(to_server, up_pieces, &sky, false) => {}
         () = write(to_client, down_pieces, &sky, true) => {}
         _ = generation.changed() => {}

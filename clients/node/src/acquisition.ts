@@ -6,6 +6,7 @@ import { Holding } from './hold.js'
 
 const CLAIM_MS = 2000
 const ASK_AGAIN_MS = 30_000
+const LOOK_MS = 1000
 // The server says when the time is up. This is how long its message may be on its way.
 const PATIENCE_MS = 500
 
@@ -31,6 +32,8 @@ export class Acquisition {
   #id = nextId()
   #since: Stopwatch
   #message: string | undefined
+  /** The node that has the subscription. */
+  #home = ''
   #awake = false
   #unsure = false
   #lease: number
@@ -143,8 +146,7 @@ export class Acquisition {
         }
         const answer = await this.#ask(silent)
         if (answer === 'WAITING') {
-          const ms = Math.min(ASK_AGAIN_MS, this.#left() + PATIENCE_MS)
-          if (!this.#awake && this.#message === undefined) await this.#silence.wait(ms)
+          await this.#listen()
           silent = this.#message === undefined
           tokens = this.#read()
           if (tokens === null) return null
@@ -182,11 +184,10 @@ export class Acquisition {
     this.#awake = false
     this.#lease = Math.min(this.#lease, await core.maxLease(this.#key, this.#timeout()))
     const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'REQ', this.#id]
-    let subscribed = ''
     if (wait !== undefined) {
       if (this.#stopped) throw this.#stopped
       core.waits.set(this.#id, this)
-      subscribed = await core.subscriptions.ready(this.#key, this.channel, probe)
+      this.#home = await core.subscriptions.ready(this.#key, this.channel, probe)
       command.push(...option('BLOCK', wait === Infinity ? 0 : Math.max(1, Math.ceil(this.#left()))))
       command.push('NOTIFY', this.channel, ...option('CLAIM', Math.min(CLAIM_MS, this.#lease)))
       command.push(...option('GRACE', options.grace))
@@ -197,10 +198,20 @@ export class Acquisition {
     this.#since = core.now()
     const answer = grant(request, await core.send(this.#key, command, this.#timeout()))
     if (answer === null) this.#unsure = false
-    // A node that became a replica still accepts subscriptions, but its master does not see them, and undoes the
-    // grants that it publishes. The request was redirected there, so it is repeated.
-    if (answer === 'WAITING' && subscribed !== core.driver.node(this.#key)) this.#awake = true
     return answer
+  }
+
+  /** Waits for a message, or until it is time to ask again. */
+  async #listen(): Promise<void> {
+    const { driver } = this.core
+    let left = Math.min(ASK_AGAIN_MS, this.#left() + PATIENCE_MS)
+    for (let slice; left > 0 && !this.#stopped && !this.#awake && this.#message === undefined; left -= slice) {
+      slice = driver.cluster ? Math.min(left, LOOK_MS) : left
+      await this.#silence.wait(slice)
+      // A node that became a replica still accepts subscriptions, but its master does not see them, and undoes
+      // the grants that it publishes.
+      if (this.#home !== driver.node(this.#key)) return
+    }
   }
 
   /** What the message says: tokens, null if the time is up, undefined if there is none. */

@@ -41,7 +41,7 @@ export class Core {
   ) {
     this.#unwatch = driver.watch((up) => {
       if (!up) this.losses++
-      for (const holding of this.holdings) holding.connection(up)
+      else for (const holding of this.holdings) holding.connected()
       // Waits end with the connection that asked.
       if (up && this.losses > 0) for (const wait of this.waits.values()) wait.wake()
     })

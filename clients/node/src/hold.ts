@@ -23,6 +23,8 @@ export class Holding {
   readonly signal: AbortSignal = this.#controller.signal
   readonly #pauses = new Pauses()
   readonly #period: number
+  /** How long an answer of the server is good for: a session may end without our notice. */
+  readonly #span: number
   /** The deadline is `#valid` milliseconds after `#since`. */
   #since: Stopwatch
   #valid: number
@@ -41,8 +43,10 @@ export class Holding {
   ) {
     const { fixedLease, session } = request.options
     this.#since = this.#tried = grant.since
-    this.#valid = believed(grant.lease)
-    this.#wait = this.#period = fixedLease === undefined ? Math.min(grant.lease, session || grant.lease) / 3 : Infinity
+    this.#span = session ?? Infinity
+    this.#valid = believed(Math.min(grant.lease, this.#span))
+    const isKept = fixedLease === undefined || session !== undefined
+    this.#wait = this.#period = isKept ? Math.min(grant.lease, this.#span) / 3 : Infinity
     core.holdings.add(this)
     for (const name of request.names) core.named.set(name, this)
     this.#look()
@@ -53,13 +57,10 @@ export class Holding {
     return this.#over ? 0 : this.#left()
   }
 
-  /** A connection of the application's client was lost, or is established. */
-  connection(up: boolean): void {
-    const { session } = this.request.options
-    if (session === undefined) return
-    const grace = Math.min(session, this.grant.lease)
-    if (up) this.#wait = 0
-    else if (this.#left() > grace) [this.#since, this.#valid] = [this.core.now(), grace]
+  /** A connection of the application's client is established, and is to keep the session. */
+  connected(): void {
+    if (this.request.options.session === undefined) return
+    this.#wait = 0
     this.#look()
   }
 
@@ -72,7 +73,7 @@ export class Holding {
     const { core, request } = this
     const { names } = request
     if (this.remaining() <= 0) {
-      this.#lose('its lease has expired')
+      this.#lose('its lease has expired', true)
       core.unname(names, this)
       return false
     }
@@ -92,6 +93,10 @@ export class Holding {
     const command = [...words('RELEASE', request), 'REQ', nextId(), ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
+    // A late renewal may have extended a lost hold, and an open connection keeps a session.
+    const released = core.now()
+    const outlasts = this.lost !== undefined || request.options.session !== undefined
+    const left = () => (outlasts ? grant.lease - released() : this.#left())
     let repeated = false
     let failure
     do {
@@ -103,14 +108,14 @@ export class Holding {
         if (failure.code === 'NOTOWNER') {
           // ioredis repeats by itself what a lost connection has not answered.
           if (repeated || core.losses !== losses) return true
-          this.lost = new LockLost(failure.message, failure.code)
+          this.lost ??= new LockLost(failure.message, failure.code)
           return false
         }
         if (!(failure instanceof Unavailable)) break
         repeated ||= failure.code === undefined
       }
-      await this.#pauses.backOff(this.#left())
-    } while (this.#left() > 0 && !core.ended)
+      await this.#pauses.backOff(Math.max(0, left()))
+    } while (left() > 0 && !core.ended)
     core.warn(`the release of ${request.keys.join(', ')} did not reach the server; the lease ends it`, failure)
     return false
   }
@@ -127,10 +132,12 @@ export class Holding {
     if (reason) this.#controller.abort(reason)
   }
 
-  #lose(why: string): void {
+  #lose(why: string, isOnServer: boolean): void {
     if (this.#over) return
     this.lost = new LockLost(`the lock on ${this.request.keys.join(', ')} was lost: ${why}`)
     this.#end(this.lost)
+    // Sent before the owner can acquire again, so it has the lower number.
+    if (isOnServer) this.core.background(this.#send(undefined))
   }
 
   // The deadline depends on the clock alone: no answer, connection or renewal can keep this from being called.
@@ -138,7 +145,7 @@ export class Holding {
     clearTimeout(this.#timer)
     const left = this.remaining()
     if (left <= 0) {
-      this.#lose('its lease has expired')
+      this.#lose('its lease has expired', true)
       return
     }
     const due = this.#wait - this.#tried()
@@ -149,7 +156,7 @@ export class Holding {
   async #renew(): Promise<void> {
     const { core, request, grant } = this
     const isFixed = request.options.fixedLease !== undefined
-    // A fixed lease is bound to a new connection, which restores the end that the loss of the old one brought nearer.
+    // Of a fixed lease only the session is renewed.
     const lease = isFixed ? Math.max(1, Math.floor(grant.lease - grant.since())) : grant.lease
     const command = [...words('RENEW', request), ...option('PX', isFixed ? lease : undefined)]
     command.push(...tokenOption(request, grant.tokens))
@@ -159,12 +166,12 @@ export class Holding {
     try {
       const left = integer(await core.send(firstKey(request), command, timeout)) ?? lease
       // An answer that arrives after the deadline prolongs nothing.
-      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(Math.min(lease, left))]
+      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(Math.min(lease, left, this.#span))]
       ;[this.#tried, this.#wait] = [since, this.#period]
       this.#pauses.reset()
     } catch (error) {
       const failure = translate(error)
-      if (failure.code === 'NOTOWNER') this.#lose(failure.message)
+      if (failure.code === 'NOTOWNER') this.#lose(failure.message, false)
       ;[this.#tried, this.#wait] = [core.now(), this.#pauses.next()]
     }
     this.#renewing = false

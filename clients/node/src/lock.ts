@@ -71,7 +71,7 @@ export class Lock<Options extends LockOptions = LockOptions> {
     const { permits = target.permits } = own as SemaphoreOptions
     checkMs('lease', options.lease, LEAST_LEASE_MS)
     checkMs('fixedLease', options.fixedLease, LEAST_LEASE_MS)
-    checkMs('session', options.session, 0)
+    checkMs('session', options.session, 10)
     checkMs('grace', options.grace, 0)
     signal?.throwIfAborted()
     if (core.closing) throw new Closed('the client is closed')

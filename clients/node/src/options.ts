@@ -8,7 +8,8 @@ export interface LockOptions {
   fixedLease?: number
   /**
    * Binds the hold to the application's connection: if that is lost and no new one is made, the hold ends
-   * after so many milliseconds instead of its lease. Needs a client with one connection.
+   * after so many milliseconds (10 or more) instead of its lease. The client cannot always notice the loss, so it
+   * renews the hold at a third of that time. Needs a client with one connection.
    */
   session?: number
   /**

@@ -34,11 +34,13 @@ export class Subscriptions {
 
   /** Resolves with the node that serves the key when it has the subscription. With `probe` asks the connection. */
   async ready(key: string, channel: string, probe: boolean): Promise<string> {
-    const name = this.core.driver.node(key)
-    const link = this.#links.get(name) ?? this.#open(name, key)
     const { driver, commandTimeout } = this.core
     const late = () => new Unavailable(`the subscriber got no answer within ${commandTimeout} ms`)
+    let name = ''
+    let link: Link | undefined
     try {
+      name = driver.node(key)
+      link = this.#links.get(name) ?? this.#open(name, key)
       const subscriber = await within(link.subscriber, commandTimeout, late)
       const known = link.channels.get(channel)
       const confirmed = known ?? Promise.resolve(link.leaving.get(channel)).then(() => subscriber.subscribe(channel))
@@ -48,7 +50,7 @@ export class Subscriptions {
       if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
       return name
     } catch (error) {
-      this.#drop(name, link)
+      if (link) this.#drop(name, link)
       // A command for the key makes the library look for the node that serves it now.
       if (driver.cluster) driver.send(key, ['RLOCK.PTTL', key]).catch(() => undefined)
       throw error

@@ -23,6 +23,7 @@ scenarios! {
     short "hold-two-servers", "B16", [], two_servers;
     short "hold-session-cut", "B13 B19", [], session_cut;
     short "hold-session-lost", "B13 B15", [], session_lost;
+    short "hold-session-end-unseen", "B13 B15", [], session_end_unseen;
     short "hold-clock-jump", "B14 B15", ["clock"], clock_jump;
     short "hold-lease-cap", "B20", [], lease_cap;
 }
@@ -291,6 +292,23 @@ async fn session_lost(w: &World) -> Result<(), Broken> {
     proxy.cut();
     hold.lost_before(cut + us(1000)).await?;
     proxy.refuse(false);
+    w.server.is_clean(ms(3000)).await
+}
+
+/// The server sees the connection close, and the client does not.
+async fn session_end_unseen(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 30_000, "session_ms": 1000})).await?;
+    pause(1500).await;
+    hold.is_held("B16", "its session is renewed").await?;
+    proxy.stall();
+    let closed = now_us();
+    w.server.ask("CLIENT KILL TYPE normal").await?;
+    hold.lost_before(closed + us(1000)).await?;
+    // A renewal that arrives before the end of the session would extend it.
+    w.server.is_clean(ms(1500)).await?;
+    proxy.flow();
     w.server.is_clean(ms(3000)).await
 }
 

@@ -229,7 +229,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None
     ) -> list[Any]:
         async with self._asking if box is not None else contextlib.nullcontext():
-            return await super()._call(key, commands, timeout)
+            return await super()._call(key, commands, timeout, box)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -256,7 +256,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
 
 
 class AsyncLock(LockBase[AsyncHold]):
-    """A lock of any kind, made by the methods of :class:`AsyncRLockClient`. Tbox may share the object.
+    """A lock of any kind, made by the methods of :class:`AsyncRLockClient`. Tasks may share the object.
 
     In ``async with lock`` the loss of the hold cancels the block, and the statement raises :class:`LockLost` instead
     of the cancellation.

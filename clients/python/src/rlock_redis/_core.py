@@ -308,7 +308,9 @@ class Hold(Item):
         options: Command = ("REQ", next(_ids), *self._target.with_tokens(self.tokens))
         options += () if keep is None else ("KEEP", milliseconds(keep))
         now = self._client.clock()
-        until = min(self.until if self.until > now else now + self._lease, now + within)
+        # While its connection is open, a hold with a session lasts longer than the belief in it.
+        is_bound = self.until > now and self._options.session is None
+        until = min(self.until if is_bound else now + self._lease, now + within)
         command = self._target.command("RELEASE", self.owner, *options)
         return Errand(self.key, [command], until, self.timeout, f"the release of {self._target}")
 
@@ -393,6 +395,7 @@ class Mailbox:
     def __init__(self, messages: Any, stopped: Any = None) -> None:
         self.messages, self.put, self.stopped = messages, messages.put_nowait, stopped
         self.id, self.channel = 0, ""
+        self.home = self.asked = ""  # The node of the subscription, and the node that answered the request.
         self.call: Any = None  # The request that is under way, where a cancelled caller leaves it behind.
 
 
@@ -503,7 +506,10 @@ class Attempt:
     async def _answer(self) -> list[int]:
         """The tokens of the message; empty if the request has to be sent again, with the same id or a new one."""
         clock = self.client.clock
-        again = min(clock() + ASK_AGAIN, self._end + NIL_MARGIN)
+        # A node that became a replica still accepts subscriptions, but its master does not see them, and undoes the
+        # grants that it publishes.
+        is_home = self.box.asked == self.box.home
+        again = min(clock() + (ASK_AGAIN if is_home else LONG_PAUSE), self._end + NIL_MARGIN)
         while (left := again - clock()) > 0:
             message = await self.client._receive(self.box, left)
             if message is None or message.what == "again":
@@ -681,7 +687,7 @@ class Base(Generic[H, L, S]):
         self._boxes: set[Mailbox] = set()
         self._subscribers: dict[str, Any] = {}
         self._idle: dict[str, list[tuple[float, Any]]] = {}  # With the time of its last answer.
-        self._is_refreshing = self._is_stale = self._is_ended = False
+        self._is_refreshing = self._is_ended = False
 
     # -- the locks
 
@@ -741,7 +747,7 @@ class Base(Generic[H, L, S]):
         end = time.monotonic() + timeout
         try:
             route = await self._route(key)
-            replies = await self._exchange(route, commands, end)
+            name, replies = route.name, await self._exchange(route, commands, end)
             for at, reply in enumerate(replies if self.is_cluster else ()):
                 for _ in range(3):
                     code = e.code_of(reply) if isinstance(reply, Exception) else ""
@@ -749,9 +755,11 @@ class Base(Generic[H, L, S]):
                         break
                     self._refresh()
                     there = route.at(*self.redis.nodes_manager.remap_host_port(reply.host, reply.port))
-                    asking = [("ASKING",)] if code == "ASK" else []
+                    name, asking = there.name, [("ASKING",)] if code == "ASK" else []
                     reply = (await self._exchange(there, [*asking, commands[at]], end))[-1]
                 replies[at] = reply
+            if box is not None:
+                box.asked = name
             return replies
         except Exception as error:
             self._refresh()
@@ -788,33 +796,17 @@ class Base(Generic[H, L, S]):
 
     def _refresh(self) -> None:
         """Lets the application's client load the map of the cluster, in the background, once at a time."""
-        self._is_stale = True
         if self.is_cluster and not self._is_refreshing and not self._is_ended:
             self._is_refreshing = True
             self._spawn(self._load_map())
 
     async def _load_map(self) -> None:
         try:
-            while self._is_stale and not self._is_ended:
-                self._is_stale = False
-                await done(self.redis.nodes_manager.initialize())
-            self._follow()
+            await done(self.redis.nodes_manager.initialize())
         except Exception as error:
             log.debug("the map of the cluster could not be loaded: %s", error)
         finally:
             self._is_refreshing = False
-
-    def _follow(self) -> None:
-        """Repeats the waits whose slot another node serves now.
-
-        A node that became a replica still accepts subscriptions, but its master does not see them, and undoes the
-        grants that it publishes.
-        """
-        for name, subscriber in list(self._subscribers.items()):
-            for channel, event in list(subscriber._ready.items()):
-                if event.is_set() and self.redis.get_node_from_key(channel).name != name:
-                    del subscriber._ready[channel]
-                    self._tell([channel], Message("again"))
 
     async def _listen(self, key: bytes, box: Mailbox, number: int, timeout: float) -> str:
         """Subscribes for the answer to a request, and returns the channel."""
@@ -828,7 +820,7 @@ class Base(Generic[H, L, S]):
             if route.name not in self._subscribers:
                 self._subscribers[route.name] = self._subscriber_class(self, route)
         await self._subscribers[route.name].subscribe(channel, timeout)
-        box.id, box.channel = number, channel
+        box.id, box.channel, box.home = number, channel, route.name
         return channel
 
     def _check(self, box: Mailbox) -> None:

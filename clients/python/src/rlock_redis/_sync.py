@@ -52,7 +52,7 @@ class _Subscriber(Subscriber):
 
     def __init__(self, client: RLockClient, route: Route) -> None:
         super().__init__(client, route)
-        self._asked: set[str] = set()
+        self._asked: set[threading.Event] = set()
         self._is_closed = False
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -96,13 +96,14 @@ class _Subscriber(Subscriber):
             selector.register(connection._sock, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
             while not self._is_closed:
-                for channel in set(self._ready) - self._asked:
-                    self._asked.add(channel)
-                    connection.send_command(self._command, channel, check_health=False)
+                for channel, event in list(self._ready.items()):
+                    if event not in self._asked:
+                        self._asked.add(event)
+                        connection.send_command(self._command, channel, check_health=False)
                 while connection.can_read(0):
                     is_asked = False
                     self._heard(connection.read_response())
-                self._asked &= set(self._ready)
+                self._asked &= set(self._ready.values())
                 if not selector.select(min(c.PING, self._client.command_timeout) if is_asked else c.PING):
                     if is_asked:
                         raise Unavailable("the subscriber's server does not answer")

@@ -60,7 +60,8 @@ public final class Hold implements AutoCloseable {
         this.lease = lease;
         this.period = sessionLease() / 3;
         this.end = sent.lasting(RLockClient.believed(lease));
-        this.deadline = end;
+        // The server may end the session without our notice.
+        this.deadline = sent.lasting(RLockClient.believed(sessionLease()));
         this.due = sent.lasting(period);
     }
 
@@ -191,7 +192,8 @@ public final class Hold implements AutoCloseable {
         Deadline longer = Deadline.in(client.clock, RLockClient.believed(lease.toMillis()));
         client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
         if (!isHeld()) throw lostException();
-        if (longer.left() > deadline.left()) deadline = end = longer;
+        if (longer.left() > end.left()) end = longer;
+        if (options.session() == null && longer.left() > deadline.left()) deadline = longer;
     }
 
     /** Counts a further acquisition of the owner; false if it is lost or being released. */
@@ -210,7 +212,7 @@ public final class Hold implements AutoCloseable {
     /** Begins to watch the clock, and to renew. */
     void begin() {
         watch();
-        if (options.renewed()) renewWhenDue();
+        if (options.renewed() || options.session() != null) renewWhenDue();
     }
 
     // These two run on the thread that watches deadlines, which sends nothing.
@@ -235,18 +237,10 @@ public final class Hold implements AutoCloseable {
         if (options.session() != null) renew();
     }
 
-    void disconnected() {
-        if (options.session() == null) return;
-        long left = Math.min(deadline.left(), RLockClient.believed(sessionLease()));
-        deadline = Deadline.in(client.clock, left);
-        client.watch(this::look, Math.max(0, left));
-        renew();
-    }
-
     private void renew() {
         if (renewing || !isHeld()) return;
         renewing = true;
-        // A fixed lease is renewed only to bind it to a new connection, and ends when it was to end.
+        // Of a fixed lease only the session is renewed: it ends when it was to end.
         long length = options.renewed() ? lease : Math.max(1, end.left());
         Deadline sent = Deadline.in(client.clock, length);
         client.then(
@@ -256,8 +250,7 @@ public final class Hold implements AutoCloseable {
                     if (!isHeld()) return;
                     if (error == null) {
                         long granted = Math.min(length, Long.parseLong(reply.toString()));
-                        if (options.renewed()) deadline = sent.lasting(RLockClient.believed(granted));
-                        else deadline = end;
+                        deadline = sent.lasting(RLockClient.believed(Math.min(granted, sessionLease())));
                         due = sent.lasting(period);
                         pause = RLockClient.SHORTEST_PAUSE_MS;
                     } else if (RLockException.of(error) instanceof LockLostException) {
@@ -268,7 +261,7 @@ public final class Hold implements AutoCloseable {
                         due = Deadline.in(client.clock, pause);
                         pause = RLockClient.longer(pause);
                     }
-                    if (options.renewed() || error != null) renewWhenDue();
+                    renewWhenDue();
                 });
     }
 
@@ -332,7 +325,9 @@ public final class Hold implements AutoCloseable {
                 done.completeExceptionally(lostException());
             }
         });
-        client.insist(List.of(call), deadline, RLockClient.SHORTEST_PAUSE_MS, answered);
+        // While its connection is open, a hold with a session lasts longer than the belief in it.
+        var limit = options.session() == null ? deadline : Deadline.in(client.clock, lease);
+        client.insist(List.of(call), limit, RLockClient.SHORTEST_PAUSE_MS, answered);
     }
 
     private void await(CompletableFuture<Void> released) {

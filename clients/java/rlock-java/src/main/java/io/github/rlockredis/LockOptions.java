@@ -8,7 +8,7 @@ import java.time.Duration;
  * @param lease how long a hold lives without renewal
  * @param renewed whether the client renews the hold at a third of its lease
  * @param session binds the hold to the connection: once it has closed, the hold expires after this
- *     time; null for none
+ *     time, 10 ms or more; the client renews the hold at a third of it; null for none
  * @param grace how long a fair lock keeps the place of a waiter whose connection closed; null for
  *     the server's default, without effect on other locks
  * @param owner the name that holds the lock; null for a generated one per thread or acquisition
@@ -16,6 +16,11 @@ import java.time.Duration;
  */
 public record LockOptions(
         Duration lease, boolean renewed, Duration session, Duration grace, String owner, String note) {
+    public LockOptions {
+        if (session != null && session.toMillis() < 10)
+            throw new IllegalArgumentException("session is " + session + "; expected 10 ms or more, or null");
+    }
+
     /** A lease of 30 s that is renewed, and nothing else. */
     public static final LockOptions DEFAULT = new LockOptions(Duration.ofSeconds(30), true, null, null, null, null);
 

@@ -152,7 +152,7 @@ public final class RLockClient implements AutoCloseable {
      */
     public static Builder builder(RedisClient client) {
         return new Builder(new Wire.Source(
-                () -> client.connect(StringCodec.UTF8), () -> client.connectPubSub(StringCodec.UTF8), false));
+                () -> client.connect(StringCodec.UTF8), () -> client.connectPubSub(StringCodec.UTF8), null));
     }
 
     /**
@@ -163,7 +163,7 @@ public final class RLockClient implements AutoCloseable {
      */
     public static Builder builder(RedisClusterClient client) {
         return new Builder(new Wire.Source(
-                () -> client.connect(StringCodec.UTF8), () -> client.connectPubSub(StringCodec.UTF8), true));
+                () -> client.connect(StringCodec.UTF8), () -> client.connectPubSub(StringCodec.UTF8), client));
     }
 
     /**
@@ -178,7 +178,7 @@ public final class RLockClient implements AutoCloseable {
     public static Builder builder(
             Supplier<? extends StatefulConnection<String, String>> commands,
             Supplier<? extends StatefulRedisPubSubConnection<String, String>> messages) {
-        return new Builder(new Wire.Source(commands, messages, false));
+        return new Builder(new Wire.Source(commands, messages, null));
     }
 
     /** The settings of a client. */
@@ -532,7 +532,6 @@ public final class RLockClient implements AutoCloseable {
     }
 
     void disconnected() {
-        List.copyOf(holds).forEach(Hold::disconnected);
         interrupted(null);
     }
 }

@@ -5,6 +5,7 @@ import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisException;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.api.StatefulConnection;
+import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.cluster.SlotHash;
 import io.lettuce.core.cluster.api.StatefulRedisClusterConnection;
 import io.lettuce.core.cluster.models.partitions.Partitions;
@@ -40,15 +41,17 @@ import java.util.regex.Pattern;
  * wait. Its methods run in the client's steps, and it calls back there.
  */
 final class Wire {
-    /** How connections are made. Cluster connections come from a cluster, others do not. */
+    /** How connections are made; the cluster is null without one. */
     record Source(
             Supplier<? extends StatefulConnection<String, String>> commands,
             Supplier<? extends StatefulRedisPubSubConnection<String, String>> messages,
-            boolean cluster) {}
+            RedisClusterClient cluster) {}
 
     private static final Pattern MAX_LEASE = Pattern.compile("rlock_max_lease_ms:(\\d+)");
 
     private static final long FOLLOW_MS = 1000;
+    // A failover takes about the node timeout, 15 s by default, and an election.
+    private static final int REFRESHES = 30;
 
     private final Source source;
     private final RLockClient client;
@@ -61,6 +64,8 @@ final class Wire {
     private CompletableFuture<StatefulConnection<String, String>> commands;
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages;
     private boolean following;
+    private int refreshes; // To be done.
+    private CompletableFuture<Void> refreshing = CompletableFuture.completedFuture(null);
 
     /** Milliseconds that one command may take: those of the connection. */
     volatile long timeout = RedisURI.DEFAULT_TIMEOUT_DURATION.toMillis();
@@ -88,7 +93,7 @@ final class Wire {
     }
 
     private CompletionStage<StatefulConnection<String, String>> prepare(StatefulConnection<String, String> connection) {
-        if (!source.cluster) connection.addListener(listener);
+        if (source.cluster == null) connection.addListener(listener);
         timeout = connection.getTimeout().toMillis();
         var section = new CommandArgs<>(StringCodec.UTF8).addValue("rlock");
         return dispatch(connection, "INFO", section)
@@ -132,7 +137,7 @@ final class Wire {
 
     /** The channel on which waits for a key are answered: one, or in a cluster one per slot. */
     String channel(String key) {
-        if (!source.cluster) return prefix;
+        if (source.cluster == null) return prefix;
         return slots.computeIfAbsent(slot(key), slot -> {
             int tag = 0;
             while (slot(Integer.toString(tag)) != slot) tag++;
@@ -153,10 +158,10 @@ final class Wire {
         var confirmed = new CompletableFuture<Void>();
         channels.put(channel, confirmed);
         homes.put(channel, home(channel));
-        if (source.cluster && !following) follow();
+        if (source.cluster != null && !following) follow();
         messages()
                 .thenCompose(connection -> watch(connection, channel).thenApply(done -> connection.async()))
-                .thenCompose(it -> source.cluster ? it.ssubscribe(channel) : it.subscribe(channel))
+                .thenCompose(it -> source.cluster != null ? it.ssubscribe(channel) : it.subscribe(channel))
                 .exceptionally(error -> {
                     confirmed.completeExceptionally(error);
                     return null;
@@ -175,8 +180,15 @@ final class Wire {
     /**
      * Subscribes again at the nodes that serve the slots now. Lettuce renews a subscription at the node where it
      * was made, which may be a replica by now. The master undoes a grant if it finds no subscriber of its own.
+     *
+     * <p>After a connection was lost, it asks for the new map of the cluster each time: by default Lettuce does so
+     * once in 30 seconds.
      */
     private void follow() {
+        if (refreshes > 0 && refreshing.isDone()) {
+            refreshes--;
+            refreshing = source.cluster.refreshPartitionsAsync().toCompletableFuture();
+        }
         for (var channel : List.copyOf(homes.keySet())) {
             var home = home(channel);
             if (home == null || home.equals(homes.put(channel, home))) continue;
@@ -194,7 +206,8 @@ final class Wire {
                     .thenApplyAsync(
                             connection -> {
                                 connection.addListener((RedisPubSubListener<String, String>) listener);
-                                if (!source.cluster) connection.addListener((RedisConnectionStateListener) listener);
+                                if (source.cluster == null)
+                                    connection.addListener((RedisConnectionStateListener) listener);
                                 return connection;
                             },
                             client::execute);
@@ -241,6 +254,7 @@ final class Wire {
         @Override
         public void onRedisDisconnected(RedisChannelHandler<?, ?> connection) {
             client.execute(() -> {
+                refreshes = REFRESHES;
                 if (connection instanceof StatefulRedisPubSubConnection) {
                     var interrupted = new RedisException("the subscription was interrupted");
                     channels.values().forEach(pending -> pending.completeExceptionally(interrupted));

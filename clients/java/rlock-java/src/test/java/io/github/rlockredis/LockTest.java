@@ -204,8 +204,10 @@ class LockTest {
     @Test
     void what_follows_a_release_may_block() throws Exception {
         Hold hold = client.lock("first").acquire();
-        var next = hold.releaseAsync().thenApply(released ->
-                client.lock("second").acquireAsync().orTimeout(5, TimeUnit.SECONDS).join());
+        var next = hold.releaseAsync().thenApply(released -> client.lock("second")
+                .acquireAsync()
+                .orTimeout(5, TimeUnit.SECONDS)
+                .join());
         next.get(10, TimeUnit.SECONDS).close();
     }
 

@@ -135,7 +135,8 @@ class BothProvidersTest {
     @Test
     void no_job_runs_if_the_new_lock_has_ended_before_the_old_provider_answers() {
         var released = new AtomicInteger();
-        var both = new BothProviders(new RLockProvider(fixture.client), takes(600, released::incrementAndGet), () -> {});
+        var both =
+                new BothProviders(new RLockProvider(fixture.client), takes(600, released::incrementAndGet), () -> {});
         var job = new LockConfiguration(Instant.now(), "l", Duration.ofMillis(300), Duration.ZERO);
         assertTrue(both.lock(job).isEmpty());
         assertEquals(1, released.get());

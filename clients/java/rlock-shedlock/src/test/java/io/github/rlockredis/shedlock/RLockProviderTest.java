@@ -45,7 +45,9 @@ class RLockProviderTest extends AbstractExtensibleLockProviderIntegrationTest {
         var lock = getLockProvider()
                 .lock(lockConfig("job", Duration.ofSeconds(5), Duration.ZERO))
                 .orElseThrow();
-        assertTrue(Probe.ask(fixture.redis, "RLOCK.INFO", "shedlock:job").toString().contains("ShedLock job"));
+        assertTrue(Probe.ask(fixture.redis, "RLOCK.INFO", "shedlock:job")
+                .toString()
+                .contains("ShedLock job"));
         lock.unlock();
         assertEquals(0, Probe.holders(fixture.redis, "shedlock:job"));
     }

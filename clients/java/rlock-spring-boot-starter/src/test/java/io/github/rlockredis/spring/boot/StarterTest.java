@@ -215,7 +215,7 @@ class StarterTest {
                 .redirectError(ProcessBuilder.Redirect.INHERIT)
                 .start();
         try (var application = application(server.port())) {
-           var output = process.inputReader();
+            var output = process.inputReader();
             String line;
             while (!"held".equals(line = output.readLine())) assertNotNull(line, "the holder has ended");
             var next = CompletableFuture.supplyAsync(() -> {
