@@ -292,7 +292,7 @@ impl Rule {
             Self::CancelEndsWaits => "CANCEL ends waits",
             Self::TokenIsMeant => "TOKEN means one hold",
             Self::GivenUpIsGone => "what was given up is gone",
-            Self::GivingUpIsTaken => "giving up is taken",
+            Self::GivingUpIsTaken => "releases are accepted",
             Self::CountsAreRight => "counts are right",
             Self::ReplicaAgrees => "replica agrees",
             Self::ReplicaDecidesNothing => "replica decides nothing",

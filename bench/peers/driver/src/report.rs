@@ -341,7 +341,10 @@ impl Report<'_> {
         writeln!(out, "- {} rounds of all peers, in turns, about {} s per cell", self.rounds, self.seconds)?;
         writeln!(
             out,
-            "\nClients and servers share the machine, so both together limit a rate. The server's CPU time does not include that of the clients."
+            "\nClients and servers share the machine, so both together limit a rate. The server's CPU time does not include that of the clients. \
+             *Jain* is 1 if all clients have the same share, and 1/n if one of n has everything. An *overlap* is a \
+             grant before the last holder has begun to release. Ratios are medians of the ratios of the rounds, which \
+             differ a little from the ratio of the medians."
         )?;
         writeln!(
             out,

@@ -37,7 +37,7 @@ impl Fault {
             Self::ChangesModes => "a holder acquires in another mode in the quarantine",
             Self::Drains => "DRAIN works in the quarantine",
             Self::TimerGrants => "the timer does not look at the right to grant",
-            Self::CountsConnected => "replicas count that are connected",
+            Self::CountsConnected => "every connected replica counts",
             Self::OneTooFew => "one replica less is enough",
             Self::StampsWhenRead => "an acknowledgement counts from when it is read",
             Self::ClockAfterOffset => "the clock is read after the offset",
