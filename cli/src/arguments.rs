@@ -86,9 +86,9 @@ pub struct Run {
     /// Give up after this time; 0 tries once [default: wait forever]
     #[arg(long, value_name = "DURATION", value_parser = span::parse)]
     pub wait: Option<Duration>,
-    /// Free the lock this long after rlock's connection has closed, instead of at the end of the
-    /// lease
-    #[arg(long, value_name = "DURATION", value_parser = span::parse)]
+    /// Free the lock this long after rlock's connection has closed (10ms or more), instead of at the
+    /// end of the lease
+    #[arg(long, value_name = "DURATION", value_parser = span::parse_session)]
     pub session: Option<Duration>,
     /// Use a fair lock, whose queue survives a restart and a failover of the server
     #[arg(long, group = "kind")]

@@ -26,6 +26,12 @@ pub(crate) fn parse_keep(text: &str) -> Result<Duration, String> {
         .and_then(|span| if span <= LONGEST { Ok(span) } else { Err("too long; expected at most 365d".to_owned()) })
 }
 
+/// Parses how long a hold outlives its connection.
+pub(crate) fn parse_session(text: &str) -> Result<Duration, String> {
+    let span = parse(text)?;
+    if span < Duration::from_millis(10) { Err("too short; expected at least 10ms".to_owned()) } else { Ok(span) }
+}
+
 /// A duration for a table, with the two largest units.
 pub(crate) fn brief(span_ms: u64) -> String {
     let seconds = span_ms / 1000;

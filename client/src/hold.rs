@@ -95,7 +95,7 @@ impl Hold {
         let terms =
             Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
         let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease));
-        if core.now() >= validity.ends(&terms, link.is_closed()) {
+        if core.now() >= validity.ends() {
             return Ok(None);
         }
         let state = State {
@@ -136,7 +136,7 @@ impl Hold {
     }
 
     fn ends(&self, state: &State) -> Moment {
-        state.validity.ends(&self.terms, self.terms.session_grace.is_some() && Self::is_closed(state))
+        state.validity.ends()
     }
 
     /// How long the hold stays valid without another renewal; zero if it has ended. Ends a hold
@@ -314,11 +314,10 @@ impl Hold {
     }
 
     fn releasing(&self, state: &State, keep: Option<Duration>) -> Releasing {
-        let (now, ends) = (self.request.core.now(), self.ends(state));
-        // With SESSION 0, the closing connection may have ended the session, and so may a RELEASE
-        // whose reply was lost.
-        let relied_until = if self.terms.session_grace == Some(Duration::ZERO) { now } else { ends };
-        let until = if now < ends { ends } else { now.after(self.terms.lease) };
+        let (now, relied_until) = (self.request.core.now(), state.validity.ends());
+        // A session whose connection stays open outlasts the reliance on it.
+        let is_bound = now < relied_until && self.terms.session_grace.is_none();
+        let until = if is_bound { relied_until } else { now.after(self.terms.lease) };
         let release = Release {
             request: self.request.clone(),
             tokens: self.tokens.clone(),

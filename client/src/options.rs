@@ -12,6 +12,9 @@ pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 /// The shortest lease that the module accepts.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 
+/// The shortest session grace, which leaves time for a renewal.
+const SHORTEST_SESSION: Duration = Duration::from_millis(10);
+
 /// The longest lease and session grace that the module accepts.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
@@ -62,12 +65,12 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses options that the server would refuse.
+    /// Refuses options that the server would refuse, and a session that could end unnoticed.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_span("lease", self.lease, SHORTEST)?;
         let spans = [
             ("max_hold", self.max_hold, SHORTEST),
-            ("session_grace", self.session_grace, Duration::ZERO),
+            ("session_grace", self.session_grace, SHORTEST_SESSION),
             ("grace", self.place_grace, Duration::ZERO),
         ];
         for (name, span, shortest) in spans {
@@ -118,11 +121,9 @@ macro_rules! option_methods {
             self
         }
 
-        /// Ends the hold this long after its connection closes, 0 to 365 days, so that the server
+        /// Ends the hold this long after its connection closes, 10 ms to 365 days, so that the server
         /// notices a crash of this process sooner than by the lease. The client binds the hold to a
         /// new connection as soon as one is lost, and renews it every third of this time.
-        ///
-        /// With 0 the hold ends as soon as its connection closes.
         #[must_use]
         pub fn session_grace(mut self, grace: std::time::Duration) -> Self {
             self.options_mut().session_grace = Some(grace);

@@ -45,10 +45,9 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// How long an answer keeps a hold valid even if its connection closes right after. A session
-    /// with a grace of 0 may end with its connection at any moment, so only its lease counts here.
+    /// How long an answer keeps a hold valid even if its connection closes right after.
     pub(crate) fn effective(&self, left: Duration) -> Duration {
-        self.session_grace.filter(|grace| !grace.is_zero()).map_or(left, |grace| left.min(grace))
+        self.session_grace.map_or(left, |grace| left.min(grace))
     }
 
     /// The time limit for one attempt to renew.
@@ -56,9 +55,9 @@ impl Terms {
         self.effective(self.lease) / RENEWALS_PER_LEASE
     }
 
-    /// Whether anything is renewed: the lease, or a session with a grace.
+    /// Whether anything is renewed: the lease, or the session.
     fn is_kept(&self) -> bool {
-        self.renews || self.session_grace.is_some_and(|grace| !grace.is_zero())
+        self.renews || self.session_grace.is_some()
     }
 }
 
@@ -104,13 +103,9 @@ impl Validity {
         }
     }
 
-    /// When the hold becomes invalid without further renewals. `is_closed` says whether the client
-    /// knows that its connection has closed.
-    pub(crate) fn ends(&self, terms: &Terms, is_closed: bool) -> Moment {
-        match terms.session_grace {
-            Some(Duration::ZERO) if is_closed => Moment::from_us(0),
-            _ => self.deadline,
-        }
+    /// When the hold becomes invalid without further renewals.
+    pub(crate) fn ends(&self) -> Moment {
+        self.deadline
     }
 
     /// The lease that a renewal requests now. It does not extend a fixed lease, or go beyond
@@ -129,9 +124,10 @@ impl Validity {
         (!lease.is_zero()).then_some(lease)
     }
 
-    /// The next action. No renewal starts before `not_before`.
+    /// The next action. No renewal starts before `not_before`. `is_closed` says whether the client
+    /// knows that its connection has closed.
     pub(crate) fn next_step(&self, terms: &Terms, is_closed: bool, not_before: Moment, now: Moment) -> Step {
-        let ends = self.ends(terms, is_closed);
+        let ends = self.ends();
         if now >= ends {
             return Step::Lose;
         }
@@ -190,13 +186,6 @@ mod tests {
         let fixed = Terms { renews: false, ..terms };
         let Step::Renew(left) = step(&fixed, CLOSED, 500) else { panic!("the session must be bound again") };
         assert!(left < LEASE - Duration::from_millis(500), "a fixed lease is not extended: {left:?}");
-    }
-
-    #[test]
-    fn session_without_grace_ends_with_its_connection() {
-        let terms = Terms { session_grace: Some(Duration::ZERO), ..terms() };
-        assert_eq!(step(&terms, CLOSED, 1), Step::Lose);
-        assert!(matches!(step(&terms, OPEN, 1), Step::Sleep(_)));
     }
 
     #[test]

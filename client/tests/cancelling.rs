@@ -78,7 +78,11 @@ async fn storm(server: &Server, client: &Client, random: &mut StdRng, rounds: us
                 let key = format!("k{}", random.random_range(0..3));
                 match random.random_range(0..3) {
                     0 => tokio::spawn(acquire_for(client.fair_lock(format!("fair-{key}")), patience, hold)),
-                    1 => tokio::spawn(acquire_for(client.lock(key).session_grace(Duration::ZERO), patience, hold)),
+                    1 => tokio::spawn(acquire_for(
+                        client.lock(key).session_grace(Duration::from_secs(5)),
+                        patience,
+                        hold,
+                    )),
                     _ => tokio::spawn(acquire_for(client.lock(key), patience, hold)),
                 }
             })

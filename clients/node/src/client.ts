@@ -89,6 +89,7 @@ export class RLockClient {
       const end = () => controller.abort(hold.signal.aborted ? hold.signal.reason : stop?.reason)
       hold.signal.addEventListener('abort', end)
       stop?.addEventListener('abort', end)
+      if (hold.signal.aborted || stop?.aborted) end()
       try {
         await lead(hold, controller.signal)
         stop?.throwIfAborted()

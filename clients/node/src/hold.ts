@@ -35,6 +35,8 @@ export class Holding {
   #timer: NodeJS.Timeout | undefined
   #over = false
   #released: Promise<boolean> | undefined
+  /** The RELEASE of a hold that was lost. */
+  #settling: Promise<boolean> | undefined
 
   constructor(
     readonly core: Core,
@@ -43,10 +45,10 @@ export class Holding {
   ) {
     const { fixedLease, session } = request.options
     this.#since = this.#tried = grant.since
-    this.#span = session ?? Infinity
-    this.#valid = believed(Math.min(grant.lease, this.#span))
+    this.#span = Math.min(grant.lease, session ?? Infinity)
+    this.#valid = believed(this.#span)
     const isKept = fixedLease === undefined || session !== undefined
-    this.#wait = this.#period = isKept ? Math.min(grant.lease, this.#span) / 3 : Infinity
+    this.#wait = this.#period = isKept ? this.#span / 3 : Infinity
     core.holdings.add(this)
     for (const name of request.names) core.named.set(name, this)
     this.#look()
@@ -70,33 +72,42 @@ export class Holding {
   }
 
   async #release(keep: number | undefined, reason: Error | undefined): Promise<boolean> {
-    const { core, request } = this
-    const { names } = request
+    const { core } = this
     if (this.remaining() <= 0) {
       this.#lose('its lease has expired', true)
-      core.unname(names, this)
+      this.#replace(this.#settling)
       return false
     }
     this.#end(reason)
     const sending = this.#send(keep)
     core.background(sending)
-    // The next request of a named owner is sent after this one has ended, so that they cannot be confused.
-    for (const name of names) core.named.set(name, sending)
-    void sending.then(() => core.unname(names, sending))
+    this.#replace(sending)
     // The caller does not wait for a server that is silent.
     const late = () => new Unavailable('no answer')
     return await within(sending, core.commandTimeout, late).catch(() => false)
   }
 
-  async #send(keep: number | undefined): Promise<boolean> {
+  /** The next request of a named owner is sent after the RELEASE has ended, so that they cannot be confused. */
+  #replace(sending: Promise<boolean> | undefined): void {
+    const { core, request } = this
+    core.unname(request.names, this)
+    if (!sending) return
+    for (const name of request.names) core.named.set(name, sending)
+    void sending.then(() => core.unname(request.names, sending))
+  }
+
+  async #send(keep: number | undefined, pause = 0): Promise<boolean> {
     const { core, request, grant } = this
     const command = [...words('RELEASE', request), 'REQ', nextId(), ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
     // A late renewal may have extended a lost hold, and an open connection keeps a session.
+    const { fixedLease, session } = request.options
+    const wasLost = this.lost !== undefined
+    const outlasts = session !== undefined || (wasLost && fixedLease === undefined)
     const released = core.now()
-    const outlasts = this.lost !== undefined || request.options.session !== undefined
     const left = () => (outlasts ? grant.lease - released() : this.#left())
+    if (pause > 0) await this.#pauses.wait(pause)
     let repeated = false
     let failure
     do {
@@ -105,6 +116,8 @@ export class Holding {
         return true
       } catch (error) {
         failure = translate(error)
+        // A newer request of this owner has the hold.
+        if (failure.code === 'STALE') return true
         if (failure.code === 'NOTOWNER') {
           // ioredis repeats by itself what a lost connection has not answered.
           if (repeated || core.losses !== losses) return true
@@ -116,7 +129,8 @@ export class Holding {
       }
       await this.#pauses.backOff(Math.max(0, left()))
     } while (left() > 0 && !core.ended)
-    core.warn(`the release of ${request.keys.join(', ')} did not reach the server; the lease ends it`, failure)
+    if (!wasLost)
+      core.warn(`the release of ${request.keys.join(', ')} did not reach the server; the lease ends it`, failure)
     return false
   }
 
@@ -136,8 +150,10 @@ export class Holding {
     if (this.#over) return
     this.lost = new LockLost(`the lock on ${this.request.keys.join(', ')} was lost: ${why}`)
     this.#end(this.lost)
-    // Sent before the owner can acquire again, so it has the lower number.
-    if (isOnServer) this.core.background(this.#send(undefined))
+    if (!isOnServer) return
+    // The work stops in the meantime. The number is drawn before the owner can acquire again, so it is the lower one.
+    this.#settling = this.#send(undefined, Math.min(this.#span / 100, 1000))
+    this.core.background(this.#settling)
   }
 
   // The deadline depends on the clock alone: no answer, connection or renewal can keep this from being called.

@@ -24,6 +24,7 @@ scenarios! {
     short "hold-session-cut", "B13 B19", [], session_cut;
     short "hold-session-lost", "B13 B15", [], session_lost;
     short "hold-session-end-unseen", "B13 B15", [], session_end_unseen;
+    short "hold-session-slow-answer", "B13", [], session_slow_answer;
     short "hold-clock-jump", "B14 B15", ["clock"], clock_jump;
     short "hold-lease-cap", "B20", [], lease_cap;
 }
@@ -310,6 +311,19 @@ async fn session_end_unseen(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(1500)).await?;
     proxy.flow();
     w.server.is_clean(ms(3000)).await
+}
+
+/// An answer that takes longer than the grace does not say that the session still exists.
+async fn session_slow_answer(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    c.acquire("mutex", "before", json!({"wait_ms": 0})).await?.release().await?;
+    proxy.delay(700);
+    let session = json!({"wait_ms": 8000, "lease_ms": 30_000, "session_ms": 1000});
+    let outcome = c.begin("mutex", "k", session).outcome(PATIENCE).await?;
+    ensure!(!matches!(outcome, Outcome::Acquired(_)), "B13", "a session of 1 s, and answers that take 1.4 s");
+    proxy.delay(0);
+    w.server.is_clean(ms(5000)).await
 }
 
 async fn clock_jump(w: &World) -> Result<(), Broken> {

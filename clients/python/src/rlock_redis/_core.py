@@ -131,7 +131,7 @@ class Options:
     on_lost: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (("lease", self.lease, 0.001), ("session", self.session, 0.001)):
+        for name, value, least in (("lease", self.lease, 0.001), ("session", self.session, 0.01)):
             if value is not None and not value >= least:
                 raise ValueError(f"{name} must be {least} seconds or more, not {value!r}")
 
@@ -253,6 +253,7 @@ class Hold(Item):
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
         self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
+        self._release_id = 0  # Drawn before the owner can acquire again, so that this RELEASE cannot end a newer hold.
         self.key = self._target.keys[0]
         # A connection may be lost without our notice, and the server then ends a session after its grace. So the
         # belief is always the shorter of lease and grace.
@@ -263,8 +264,8 @@ class Hold(Item):
         # Rounded down to one of a few values, so that holds with other leases share a pipeline.
         self.timeout = 1.25 ** math.floor(math.log(min(self._client.command_timeout, self._belief / 3), 1.25))
 
-    def _deadline(self, sent: float) -> float:
-        return sent + self._belief * 0.99 - 0.002
+    def _deadline(self, sent: float, left: float = FOREVER) -> float:
+        return sent + min(self._belief, left) * 0.99 - 0.002
 
     @property
     def remaining(self) -> float:
@@ -299,13 +300,13 @@ class Hold(Item):
             else:
                 self.retry(now)
         elif now < self.until:
-            self.until = max(self.until, self._deadline(sent))
+            self.until = max(self.until, self._deadline(sent, int(replies[0]) / 1000))
             self.due, self.pause = sent + self._belief / 3, SHORT_PAUSE
         return False
 
     def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:
         """For as long as the server may know the hold."""
-        options: Command = ("REQ", next(_ids), *self._target.with_tokens(self.tokens))
+        options: Command = ("REQ", self._release_id or next(_ids), *self._target.with_tokens(self.tokens))
         options += () if keep is None else ("KEEP", milliseconds(keep))
         now = self._client.clock()
         # While its connection is open, a hold with a session lasts longer than the belief in it.
@@ -905,6 +906,7 @@ class Base(Generic[H, L, S]):
             if keep is not None and (hold._count > 1 or target.kind not in ("mutex", "fair")):
                 raise ValueError("keep is for the last release of a mutex or a fair lock")
             hold._count -= 1
+            hold._release_id = next(_ids)
             for slot in self._slots(target, scope) if hold._count == 0 else ():
                 self._held[slot].remove(hold)
                 if not self._held[slot]:

@@ -177,8 +177,8 @@ final class Acquisition {
         }
         if (tokens.contains(0L)) {
             finish(null, new ModuleTooOldException("", "the server answers a wait with 0"));
-        } else if (RLockClient.believed(lease) <= deadline.elapsed()) {
-            again(); // The process slept, and the lease may have ended meanwhile.
+        } else if (RLockClient.believed(options.sessionLease(lease)) <= deadline.elapsed()) {
+            again(); // The process slept, and the lease or the session may have ended meanwhile.
         } else {
             finish(client.hold(this, tokens, lease, deadline), null);
         }

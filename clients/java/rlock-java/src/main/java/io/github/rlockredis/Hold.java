@@ -58,17 +58,11 @@ public final class Hold implements AutoCloseable {
         this.options = granted.options;
         this.tokens = tokens;
         this.lease = lease;
-        this.period = sessionLease() / 3;
+        this.period = options.sessionLease(lease) / 3;
         this.end = sent.lasting(RLockClient.believed(lease));
         // The server may end the session without our notice.
-        this.deadline = sent.lasting(RLockClient.believed(sessionLease()));
+        this.deadline = sent.lasting(RLockClient.believed(options.sessionLease(lease)));
         this.due = sent.lasting(period);
-    }
-
-    private long sessionLease() {
-        return options.session() == null
-                ? lease
-                : Math.min(lease, options.session().toMillis());
     }
 
     /**
@@ -189,11 +183,13 @@ public final class Hold implements AutoCloseable {
      */
     public void extend(Duration lease) {
         if (!isHeld()) throw lostException();
-        Deadline longer = Deadline.in(client.clock, RLockClient.believed(lease.toMillis()));
+        Deadline sent = Deadline.in(client.clock, lease.toMillis());
         client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
         if (!isHeld()) throw lostException();
+        Deadline longer = sent.lasting(RLockClient.believed(lease.toMillis()));
         if (longer.left() > end.left()) end = longer;
-        if (options.session() == null && longer.left() > deadline.left()) deadline = longer;
+        longer = sent.lasting(RLockClient.believed(options.sessionLease(lease.toMillis())));
+        if (longer.left() > deadline.left()) deadline = longer;
     }
 
     /** Counts a further acquisition of the owner; false if it is lost or being released. */
@@ -250,7 +246,7 @@ public final class Hold implements AutoCloseable {
                     if (!isHeld()) return;
                     if (error == null) {
                         long granted = Math.min(length, Long.parseLong(reply.toString()));
-                        deadline = sent.lasting(RLockClient.believed(Math.min(granted, sessionLease())));
+                        deadline = sent.lasting(RLockClient.believed(options.sessionLease(granted)));
                         due = sent.lasting(period);
                         pause = RLockClient.SHORTEST_PAUSE_MS;
                     } else if (RLockException.of(error) instanceof LockLostException) {
@@ -274,7 +270,9 @@ public final class Hold implements AutoCloseable {
         log.warn("lost {} (token {}): {}", resource, token(), why);
         client.executeElsewhere(() -> {
             client.holds.remove(this);
-            if (settle) client.settle(resource, owner, 0, request, tokens, lease);
+            // The work stops in the meantime.
+            long pause = Math.min(options.sessionLease(lease) / 100, LONGEST_SLEEP_MS);
+            if (settle) client.schedule(() -> client.settle(resource, owner, 0, request, tokens, lease), pause);
         });
         client.lost(this, lost);
         return true;
@@ -291,6 +289,7 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Void> release(long keep) {
+        long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
         var done = new CompletableFuture<Void>();
         int before = count.getAndUpdate(n -> Math.max(0, n - 1));
         if (before != 1) {
@@ -298,7 +297,6 @@ public final class Hold implements AutoCloseable {
             return done;
         }
         if (!isHeld()) lose("its lease has ended", true);
-        long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
         boolean held = state.compareAndSet(State.HELD, State.RELEASED);
         resource.places(owner).forEach(place -> client.held.remove(place, this));
         if (!held) return CompletableFuture.failedFuture(lostException());

@@ -16,9 +16,9 @@ import java.time.Duration;
  */
 public record LockOptions(
         Duration lease, boolean renewed, Duration session, Duration grace, String owner, String note) {
-    public LockOptions {
-        if (session != null && session.toMillis() < 10)
-            throw new IllegalArgumentException("session is " + session + "; expected 10 ms or more, or null");
+    /** How many milliseconds a hold is sure to last after an answer: its connection may close right after it. */
+    long sessionLease(long lease) {
+        return session == null ? lease : Math.min(lease, session.toMillis());
     }
 
     /** A lease of 30 s that is renewed, and nothing else. */
@@ -48,10 +48,13 @@ public record LockOptions(
     /**
      * Binds holds to the connection, so that a crash of the holder frees the lock early.
      *
-     * @param session how long a hold outlives its connection; null for none
+     * @param session how long a hold outlives its connection, 10 ms or more; null for none
      * @return changed options
+     * @throws IllegalArgumentException if the session is shorter than 10 ms
      */
     public LockOptions withSession(Duration session) {
+        if (session != null && session.toMillis() < 10)
+            throw new IllegalArgumentException("session is " + session + "; expected 10 ms or more, or null");
         return new LockOptions(lease, renewed, session, grace, owner, note);
     }
 

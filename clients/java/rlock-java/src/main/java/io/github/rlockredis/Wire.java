@@ -51,7 +51,7 @@ final class Wire {
 
     private static final long FOLLOW_MS = 1000;
     // A failover takes about the node timeout, 15 s by default, and an election.
-    private static final int REFRESHES = 30;
+    private static final long FAILOVER_MS = 30_000;
 
     private final Source source;
     private final RLockClient client;
@@ -64,7 +64,7 @@ final class Wire {
     private CompletableFuture<StatefulConnection<String, String>> commands;
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages;
     private boolean following;
-    private int refreshes; // To be done.
+    private Deadline unsettled; // While the map of the cluster is likely to change; null without a lost connection.
     private CompletableFuture<Void> refreshing = CompletableFuture.completedFuture(null);
 
     /** Milliseconds that one command may take: those of the connection. */
@@ -151,6 +151,10 @@ final class Wire {
 
     /** Completes when the server has confirmed the subscription. */
     CompletableFuture<Void> subscribe(String channel) {
+        if (source.cluster != null && !following) {
+            following = true;
+            client.schedule(this::follow, FOLLOW_MS);
+        }
         var known = channels.get(channel);
         if (known != null && !known.isCompletedExceptionally()) return known;
         // With RESP2 Lettuce may take a message for the answer of SUBSCRIBE. So only a failure of the
@@ -158,7 +162,6 @@ final class Wire {
         var confirmed = new CompletableFuture<Void>();
         channels.put(channel, confirmed);
         homes.put(channel, home(channel));
-        if (source.cluster != null && !following) follow();
         messages()
                 .thenCompose(connection -> watch(connection, channel).thenApply(done -> connection.async()))
                 .thenCompose(it -> source.cluster != null ? it.ssubscribe(channel) : it.subscribe(channel))
@@ -185,13 +188,13 @@ final class Wire {
      * once in 30 seconds.
      */
     private void follow() {
-        if (refreshes > 0 && refreshing.isDone()) {
-            refreshes--;
+        if (unsettled != null && unsettled.left() > 0 && refreshing.isDone()) {
             refreshing = source.cluster.refreshPartitionsAsync().toCompletableFuture();
         }
         for (var channel : List.copyOf(homes.keySet())) {
             var home = home(channel);
             if (home == null || home.equals(homes.put(channel, home))) continue;
+            unsettled = null; // The failover is over.
             channels.remove(channel);
             client.interrupted(channel);
         }
@@ -254,7 +257,7 @@ final class Wire {
         @Override
         public void onRedisDisconnected(RedisChannelHandler<?, ?> connection) {
             client.execute(() -> {
-                refreshes = REFRESHES;
+                unsettled = Deadline.in(client.clock, FAILOVER_MS);
                 if (connection instanceof StatefulRedisPubSubConnection) {
                     var interrupted = new RedisException("the subscription was interrupted");
                     channels.values().forEach(pending -> pending.completeExceptionally(interrupted));
