@@ -58,6 +58,7 @@ mod tests {
         assert_eq!(ms("0"), Ok(0));
         assert!(ms("s").is_err() && ms("5 s").is_err() && ms("-1s").is_err() && ms("1e9s").is_err());
         assert!(ms("99999999999999999999999d").is_err());
+        assert!(parse_session("10ms").is_ok() && parse_session("9ms").is_err());
     }
 
     #[test]
