@@ -179,7 +179,7 @@ async fn cluster_failover(w: &World) -> Result<(), Broken> {
     waiting(&nodes, 3).await?;
     hold.release().await?;
     // A client that asks again after 30 s is too late: it must notice that another node serves the slot.
-    waits.answer_or("B7 B8", ms(15_000)).await?;
+    waits.answer_or("B7 B8", ms(20_000)).await?;
     are_clean(&nodes).await
 }
 
