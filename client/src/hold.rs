@@ -135,10 +135,6 @@ impl Hold {
         state.link.upgrade().is_none_or(|link| link.is_closed())
     }
 
-    fn ends(&self, state: &State) -> Moment {
-        state.validity.ends()
-    }
-
     /// How long the hold stays valid without another renewal; zero if it has ended. Ends a hold
     /// whose time is over. It reads the clock, so it is right even after a suspend.
     pub(crate) fn valid_for(self: &Arc<Self>) -> Duration {
@@ -147,7 +143,7 @@ impl Hold {
             if state.end.is_some() {
                 return Duration::ZERO;
             }
-            self.request.core.now().until(self.ends(&state))
+            self.request.core.now().until(state.validity.ends())
         };
         if left.is_zero() {
             self.end(End::Lost);
@@ -315,9 +311,9 @@ impl Hold {
 
     fn releasing(&self, state: &State, keep: Option<Duration>) -> Releasing {
         let (now, relied_until) = (self.request.core.now(), state.validity.ends());
-        // A session whose connection stays open outlasts the reliance on it.
-        let is_bound = now < relied_until && self.terms.session_grace.is_none();
-        let until = if is_bound { relied_until } else { now.after(self.terms.lease) };
+        // While its connection is open, a hold with a session lasts longer than the reliance on it.
+        let may_outlast = now >= relied_until || self.terms.session_grace.is_some();
+        let until = if may_outlast { now.after(self.terms.lease) } else { relied_until };
         let release = Release {
             request: self.request.clone(),
             tokens: self.tokens.clone(),

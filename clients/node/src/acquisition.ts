@@ -3,6 +3,7 @@ import { firstKey, grant, integer, nextId, option, type Request, tokenOption, tr
 import type { Core } from './core.js'
 import { LockError, LockLost, LockTimeout, Superseded, Unavailable } from './errors.js'
 import { Holding } from './hold.js'
+import { sessionLease } from './options.js'
 
 const CLAIM_MS = 2000
 const ASK_AGAIN_MS = 30_000
@@ -238,7 +239,7 @@ export class Acquisition {
   }
 
   #isValid({ since, lease }: Grant): boolean {
-    return since() < believed(Math.min(lease, this.request.options.session ?? Infinity))
+    return since() < believed(sessionLease(this.request.options, lease))
   }
 
   #renumber(): void {

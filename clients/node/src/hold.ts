@@ -3,7 +3,7 @@ import { believed, Pauses, type Stopwatch, within } from './clock.js'
 import { firstKey, integer, nextId, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockLost, Unavailable } from './errors.js'
-import { checkMs } from './options.js'
+import { checkMs, sessionLease } from './options.js'
 
 // Timers stand still while the machine is suspended, so the clock is read this often.
 const LOOK_MS = 500
@@ -23,7 +23,6 @@ export class Holding {
   readonly signal: AbortSignal = this.#controller.signal
   readonly #pauses = new Pauses()
   readonly #period: number
-  /** How long an answer of the server is good for: a session may end without our notice. */
   readonly #span: number
   /** The deadline is `#valid` milliseconds after `#since`. */
   #since: Stopwatch
@@ -45,7 +44,7 @@ export class Holding {
   ) {
     const { fixedLease, session } = request.options
     this.#since = this.#tried = grant.since
-    this.#span = Math.min(grant.lease, session ?? Infinity)
+    this.#span = sessionLease(request.options, grant.lease)
     this.#valid = believed(this.#span)
     const isKept = fixedLease === undefined || session !== undefined
     this.#wait = this.#period = isKept ? this.#span / 3 : Infinity
@@ -182,7 +181,7 @@ export class Holding {
     try {
       const left = integer(await core.send(firstKey(request), command, timeout)) ?? lease
       // An answer that arrives after the deadline prolongs nothing.
-      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(Math.min(lease, left, this.#span))]
+      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(Math.min(left, lease, this.#span))]
       ;[this.#tried, this.#wait] = [since, this.#period]
       this.#pauses.reset()
     } catch (error) {

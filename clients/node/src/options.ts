@@ -8,8 +8,8 @@ export interface LockOptions {
   fixedLease?: number
   /**
    * Binds the hold to the application's connection: if that is lost and no new one is made, the hold ends
-   * after so many milliseconds (10 or more) instead of its lease. The client cannot always notice the loss, so it
-   * renews the hold at a third of that time. Needs a client with one connection.
+   * that number of milliseconds later (10 or more) instead of at the end of its lease. The client cannot always
+   * notice the loss, so it renews the hold at a third of that time. Needs a client with one connection.
    */
   session?: number
   /**
@@ -63,6 +63,11 @@ export function checkMs(name: string, ms: number | undefined, least: number): vo
   if (ms !== undefined && !(Number.isSafeInteger(ms) && ms >= least)) {
     throw new RangeError(`${name} is ${String(ms)}; expected whole milliseconds, ${String(least)} or more`)
   }
+}
+
+/** How many milliseconds a hold is sure to last after an answer: its connection may close right after it. @internal */
+export function sessionLease({ session = Infinity }: LockOptions, lease: number): number {
+  return Math.min(lease, session)
 }
 
 /** Options that are undefined are not given. @internal */

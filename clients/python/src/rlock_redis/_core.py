@@ -310,8 +310,8 @@ class Hold(Item):
         options += () if keep is None else ("KEEP", milliseconds(keep))
         now = self._client.clock()
         # While its connection is open, a hold with a session lasts longer than the belief in it.
-        is_bound = self.until > now and self._options.session is None
-        until = min(self.until if is_bound else now + self._lease, now + within)
+        may_outlast = self.until <= now or self._options.session is not None
+        until = min(now + self._lease if may_outlast else self.until, now + within)
         command = self._target.command("RELEASE", self.owner, *options)
         return Errand(self.key, [command], until, self.timeout, f"the release of {self._target}")
 

@@ -353,6 +353,23 @@ class FaultTest {
     }
 
     @Test
+    void a_fixed_lease_with_a_session_can_be_extended_near_its_end() throws Exception {
+        var options = LockOptions.DEFAULT.withFixedLease(Duration.ofSeconds(2)).withSession(Duration.ofSeconds(60));
+        try (Hold hold = client.lock("k").with(options).acquire()) {
+            Thread.sleep(1_500); // The next renewal would come after the end.
+            hold.extend(Duration.ofSeconds(20));
+            assertTrue(hold.remaining().toMillis() > 10_000);
+            Thread.sleep(1_000);
+            assertTrue(hold.isHeld());
+        }
+    }
+
+    @Test
+    void a_session_that_could_end_unnoticed_is_refused() {
+        assertThrows(IllegalArgumentException.class, () -> LockOptions.DEFAULT.withSession(Duration.ofMillis(9)));
+    }
+
+    @Test
     void database_user_password_and_tls_options_are_those_of_the_application() throws Exception {
         try (var secured = new TestServer("--requirepass", "secret")) {
             var admin = RedisClient.create("redis://:secret@127.0.0.1:" + secured.port() + "/3");
