@@ -12,8 +12,10 @@ use crate::{PATIENCE, connect, eventually, url};
 /// The ids of the connections that carry commands.
 fn command_connections(server: &Server) -> Vec<String> {
     let list = server.client().call("CLIENT LIST TYPE normal").text();
-    let of_client = list.lines().filter(|line| line.contains("cmd=rlock."));
-    of_client.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+    let of_client = list.lines().filter(|line| line.contains("cmd=RLOCK."));
+    let ids: Vec<_> = of_client.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect();
+    assert!(!ids.is_empty(), "{list}");
+    ids
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
