@@ -76,7 +76,9 @@ impl Link {
     /// request in progress.
     pub(crate) async fn connect(info: ConnectionInfo, common: &Common, hear: Hear) -> Result<Self, Error> {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
-        let client = redis::Client::open(info.clone().set_redis_settings(settings))?;
+        // Otherwise a request waits while the server has not confirmed the one before.
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let client = redis::Client::open(info.clone().set_redis_settings(settings).set_tcp_settings(tcp))?;
         let closed = CancellationToken::new();
         let closes = closed.clone();
         let push = move |push: PushInfo| {

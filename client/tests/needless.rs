@@ -2,6 +2,8 @@
 //! answered, and does not cancel a request that it never sent. Otherwise a repeated request could
 //! be granted for a moment to a caller that no longer wants the lock.
 
+use std::net::TcpStream;
+use std::os::fd::FromRawFd;
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
@@ -83,4 +85,28 @@ async fn forbidden_release_is_not_retried() {
     let outcome = guard.release().await;
     assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}");
     assert_eq!(command_stat(&server, "RLOCK.RELEASE", "rejected_calls"), 1);
+}
+
+/// The connections of this process to a port.
+fn connections_to(port: u16) -> Vec<TcpStream> {
+    let folder = std::fs::read_dir("/proc/self/fd").expect("the folder of descriptors");
+    let descriptors = folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    // SAFETY: `dup` fails for a descriptor that another test has closed meanwhile, and a copy is ours to close.
+    let copies = descriptors.map(|descriptor| unsafe { libc::dup(descriptor) }).filter(|copy| *copy >= 0);
+    let streams = copies.map(|copy| unsafe { TcpStream::from_raw_fd(copy) });
+    streams.filter(|stream| stream.peer_addr().is_ok_and(|peer| peer.port() == port)).collect()
+}
+
+/// Nagle's algorithm holds a small request back while an earlier one is unconfirmed: up to one round
+/// trip, or 40 ms, for each hand-over.
+#[tokio::test]
+async fn requests_are_not_held_back_for_earlier_ones() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    server.client().call("RLOCK.ACQUIRE k stranger PX 600000");
+    // The first wait opens the second connection.
+    assert!(matches!(client.lock("k").acquire_timeout(Duration::from_millis(50)).await, Err(Error::Timeout)));
+    let ours = connections_to(server.port());
+    assert_eq!(ours.len(), 2);
+    assert!(ours.iter().all(|connection| connection.nodelay().expect("a socket option")));
 }
