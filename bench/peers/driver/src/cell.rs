@@ -12,6 +12,9 @@ const IN_DEPTH: [&str; 8] =
 const IN_GROWTH: &[&str] = &["redisson", "rlock-java", "jedis", "rlock-client"];
 /// Peers whose clients are tasks of asyncio.
 const IN_ASYNCIO: &[&str] = &["redis-py-asyncio", "rlock-asyncio"];
+/// Peers that are measured with a replica, each beside the same without one.
+const IN_REPLICATED: &[&str] =
+    &["redisson", "redisson-wait", "jedis", "jedis-wait", "rlock-java", "rlock-java-failover"];
 /// Jedis needs a thread and a connection per waiter. More than this would not measure the server.
 const MOST_THREADS: usize = 1000;
 
@@ -36,6 +39,8 @@ pub enum Work {
     Growth,
     /// A slow network
     Latency,
+    /// A server with a replica
+    Replicated,
 }
 
 impl Work {
@@ -122,7 +127,7 @@ impl Cell {
             other => other,
         };
         let is_asked_for = match self.only {
-            [] => full || self.is_for_all || IN_DEPTH.contains(&id),
+            [] => !contestant.peer.replica && (full || self.is_for_all || IN_DEPTH.contains(&id)),
             only => only.contains(&id),
         };
         let is_small = self.work != Work::Growth || self.clients() <= MOST_THREADS || id != "jedis";
@@ -147,6 +152,7 @@ pub fn cells(work: Work, full: bool) -> Vec<Cell> {
         Work::Crash => Vec::new(),
         Work::Growth => growth(full),
         Work::Latency => latency(full),
+        Work::Replicated => replicated(),
     }
 }
 
@@ -234,4 +240,12 @@ fn latency(full: bool) -> Vec<Cell> {
         Cell { round_trip_ms, longer: 2.0, is_for_all: full, ..cell }
     };
     [(1, 5), (8, 5), (8, 50)].map(|(clients, ms)| cell(clients, ms)).into()
+}
+
+fn replicated() -> Vec<Cell> {
+    let cell = |name: &str, clients: usize, own_locks: bool| {
+        let cell = Cell::new(Work::Replicated, name.to_owned(), "mutex", clients);
+        Cell { own_locks, only: IN_REPLICATED, ..cell }
+    };
+    vec![cell("16 clients, a lock each", 16, true), cell("64 clients, one lock", 64, false)]
 }

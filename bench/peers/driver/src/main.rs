@@ -212,7 +212,8 @@ fn measure_crashes(
     folder: &std::path::Path,
     findings: &mut Findings,
 ) {
-    let with_mutex: Vec<&Contestant> = contestants.iter().filter(|contestant| contestant.has("mutex")).collect();
+    let takes_part = |contestant: &&Contestant| contestant.has("mutex") && !contestant.peer.replica;
+    let with_mutex: Vec<&Contestant> = contestants.iter().filter(takes_part).collect();
     eprintln!("  crash, {}", crash::HOLDER);
     for (contestant, outcome) in crash::kill_holders(servers, &with_mutex, folder) {
         findings.note(Work::Crash, crash::HOLDER, contestant, round, outcome);

@@ -20,6 +20,12 @@ pub struct Peer {
     /// line.
     #[serde(default)]
     pub on: String,
+    /// Whether that server has a replica. Such a peer takes part only in cells that name it.
+    #[serde(default)]
+    pub replica: bool,
+    /// Settings of the module, each a name and a value.
+    #[serde(default)]
+    pub settings: Vec<[String; 2]>,
     pub locks: Vec<String>,
     #[serde(default)]
     pub variants: Vec<String>,
@@ -34,12 +40,14 @@ pub struct Peer {
 pub struct Kind {
     pub server: String,
     pub on: String,
+    pub replica: bool,
+    pub settings: Vec<[String; 2]>,
 }
 
 impl Kind {
     /// This module on the Redis of the command line.
     pub fn rlock() -> Self {
-        Self { server: "rlock".to_owned(), on: String::new() }
+        Self { server: "rlock".to_owned(), on: String::new(), replica: false, settings: Vec::new() }
     }
 
     pub fn is_redis(&self) -> bool {
@@ -79,7 +87,8 @@ impl Contestant {
     }
 
     pub fn kind(&self) -> Kind {
-        Kind { server: self.peer.server.clone(), on: self.peer.on.clone() }
+        let Peer { server, on, replica, settings, .. } = &self.peer;
+        Kind { server: server.clone(), on: on.clone(), replica: *replica, settings: settings.clone() }
     }
 
     pub fn has(&self, lock: &str) -> bool {

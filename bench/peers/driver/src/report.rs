@@ -399,6 +399,13 @@ fn heading(work: Work) -> (&'static str, &'static str) {
              round trips until it has the lock. Several clients: the round trips from the start of a release \
              until the next client has the lock.",
         ),
+        Work::Replicated => (
+            "With a replica",
+            "A failover loses what no replica has. Redisson waits for the replica after each acquisition, and so do \
+             the raw commands of rlock with `WAIT`. With the settings for failovers, rlock needs no such wait: a new \
+             master grants nothing until the holds that it may not know are over. Each is measured beside the same \
+             without a replica.",
+        ),
     }
 }
 
@@ -419,7 +426,7 @@ fn columns(cell: &Cell) -> Vec<Column> {
         false => vec![rate],
     };
     match cell.work {
-        Work::Uncontended | Work::Many if cell.own_locks => {
+        Work::Uncontended | Work::Many | Work::Replicated if cell.own_locks => {
             columns.extend([("p50 ms", "pair_p50_ms", false), ("p99", "pair_p99_ms", false)]);
             columns.extend(costs);
             columns.extend(traffic);

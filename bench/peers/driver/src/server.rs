@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
 use crate::clock;
@@ -68,6 +68,7 @@ pub struct Server {
     start: StartLine,
     /// Only for Redis.
     control: Option<redis::Connection>,
+    replica: Option<Box<Server>>,
     folder: TempDir,
 }
 
@@ -90,19 +91,32 @@ pub struct Counters {
 }
 
 impl Servers {
-    /// Starts a server of a kind. With `append_only`, Redis keeps its data over a restart.
+    /// Starts a server of a kind, with its replica if it has one. With `append_only`, Redis keeps its
+    /// data over a restart.
     pub fn start(&self, kind: &Kind, append_only: bool) -> Result<Server> {
+        let mut server = self.start_one(kind, append_only, None)?;
+        if kind.replica {
+            server.replica = Some(Box::new(self.start_one(kind, append_only, Some(server.address))?));
+            server.wait_for_replica()?;
+        }
+        Ok(server)
+    }
+
+    fn start_one(&self, kind: &Kind, append_only: bool, master: Option<SocketAddr>) -> Result<Server> {
         rlimit::increase_nofile_limit(MAX_CLIENTS + OTHER_FILES).context("cannot raise RLIMIT_NOFILE")?;
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         // Another process may take the port before the server binds it. Then the server fails, and
         // this run too.
         let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-        let start = match kind.is_redis() {
+        let mut start = match kind.is_redis() {
             true => self.redis_line(kind, append_only, address, folder.path())?,
             false => self.other_line(&kind.server, address, folder.path())?,
         };
+        if let Some(master) = master {
+            start.arguments.extend(["--replicaof".into(), master.ip().to_string(), master.port().to_string()]);
+        }
         let process = start.run(folder.path())?;
-        let mut server = Server { process, address, start, control: None, folder };
+        let mut server = Server { process, address, start, control: None, replica: None, folder };
         server
             .wait_until_ready()
             .with_context(|| format!("the server {} did not start: {}", kind.server, server.log()))?;
@@ -119,6 +133,9 @@ impl Servers {
             let module = std::fs::canonicalize(&self.module)
                 .with_context(|| format!("no module at {}", self.module.display()))?;
             arguments.extend(["--loadmodule".into(), module.to_string_lossy().into_owned()]);
+        }
+        for [name, value] in &kind.settings {
+            arguments.extend([format!("--{name}"), value.clone()]);
         }
         let program = match kind.on.as_str() {
             "" => &self.redis,
@@ -209,6 +226,20 @@ impl Server {
                 bail!("it did not answer within 60 s");
             }
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the replica has all data.
+    fn wait_for_replica(&mut self) -> Result<()> {
+        let deadline = clock::now() + START_TIMEOUT;
+        let control = self.control()?;
+        loop {
+            let info: String = redis::cmd("INFO").arg("replication").query(control)?;
+            if info.contains("state=online") {
+                return Ok(());
+            }
+            ensure!(clock::now() < deadline, "the replica was not in sync within 60 s");
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 

@@ -14,16 +14,21 @@ import redis.clients.jedis.util.SafeEncoder;
  * rlock without a dedicated client: its commands with Jedis, and waits with BLOCK. As in
  * docs/clients.md, each acquisition has its own owner and says ONCE, and each waiting client has
  * its own connection.
+ *
+ * <p>{@code jedis-wait} also waits until the replica has the grant. WAIT covers only what its
+ * connection wrote last, so after a wait the ACQUIRE is repeated, which renews the lease.
  */
 final class JedisLocks implements Locks {
     /** How much longer than BLOCK the client waits for the answer. */
     private static final int SOCKET_MARGIN_MS = 1000;
+    private static final long REPLICA_WAIT_MS = 1000;
     private static final long RETRY_FOR_NANOS = 10_000_000_000L;
     private static final long RETRY_PAUSE_NANOS = 20_000_000L;
 
     private final Arguments arguments;
     private final String family;
     private final String mode;
+    private final boolean waitsForReplica;
 
     JedisLocks(Arguments arguments) {
         this.arguments = arguments;
@@ -35,6 +40,7 @@ final class JedisLocks implements Locks {
                     case "semaphore" -> "RSEMAPHORE";
                     default -> throw arguments.noSuchLock();
                 };
+        waitsForReplica = arguments.peer().equals("jedis-wait");
         mode = family.equals("RRWLOCK") ? arguments.lock().toUpperCase() : null;
     }
 
@@ -75,13 +81,40 @@ final class JedisLocks implements Locks {
             }
             owner = name + ++acquisitions;
             List<String> words = head();
-            words.addAll(List.of("PX", "" + arguments.leaseMs(), "ONCE", "BLOCK", "" + waitMs));
+            words.addAll(List.of("PX", "" + arguments.leaseMs(), "ONCE"));
             if (arguments.hold()) {
                 words.addAll(List.of("SESSION", "0"));
             }
-            Long answer = call(family + ".ACQUIRE", words.toArray(String[]::new));
+            if (waitsForReplica && acquireOnReplica(words)) {
+                return true;
+            }
+            Long answer = call(family + ".ACQUIRE", with(words, "BLOCK", "" + waitMs));
             token = String.valueOf(answer);
+            return answer != null && (!waitsForReplica || acquireOnReplica(words));
+        }
+
+        /** Acquires, or repeats it, and waits until the replica has the grant. Returns false if the lock is taken. */
+        private boolean acquireOnReplica(List<String> words) {
+            send(family + ".ACQUIRE", words.toArray(String[]::new));
+            send("WAIT", "1", "" + REPLICA_WAIT_MS);
+            Long answer = connection.getIntegerReply();
+            long replicas = connection.getIntegerReply();
+            token = String.valueOf(answer);
+            if (answer != null && replicas < 1) {
+                release();
+                throw new IllegalStateException("the replica did not confirm within " + REPLICA_WAIT_MS + " ms");
+            }
             return answer != null;
+        }
+
+        private void send(String command, String... words) {
+            connection.sendCommand(() -> SafeEncoder.encode(command), words);
+        }
+
+        private static String[] with(List<String> words, String... more) {
+            List<String> all = new ArrayList<>(words);
+            all.addAll(List.of(more));
+            return all.toArray(String[]::new);
         }
 
         @Override
@@ -110,7 +143,7 @@ final class JedisLocks implements Locks {
                     if (connection == null) {
                         connection = open();
                     }
-                    connection.sendCommand(() -> SafeEncoder.encode(command), words);
+                    send(command, words);
                     return connection.getIntegerReply();
                 } catch (JedisDataException refused) {
                     if (isRepeated && refused.getMessage().startsWith("NOTOWNER ")) {

@@ -47,9 +47,9 @@ public final class Main {
         var arguments = Arguments.parse(words);
         Locks locks =
                 switch (arguments.peer()) {
-                    case "redisson" -> new RedissonLocks(arguments);
-                    case "rlock-java" -> new RlockLocks(arguments);
-                    case "jedis" -> new JedisLocks(arguments);
+                    case "redisson", "redisson-wait" -> new RedissonLocks(arguments);
+                    case "rlock-java", "rlock-java-failover" -> new RlockLocks(arguments);
+                    case "jedis", "jedis-wait" -> new JedisLocks(arguments);
                     case "curator" -> new CuratorLocks(arguments);
                     default -> throw new IllegalArgumentException("unknown peer " + arguments.peer());
                 };

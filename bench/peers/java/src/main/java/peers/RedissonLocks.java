@@ -9,7 +9,8 @@ import org.redisson.config.Config;
 
 /**
  * Redisson as documented: one client per process with its default pools, and locks without a lease,
- * which its watchdog keeps alive. The driver's lease is the watchdog's.
+ * which its watchdog keeps alive. The driver's lease is the watchdog's. With a replica, Redisson sends
+ * WAIT after each acquisition, except to a server that is configured as the only one.
  */
 final class RedissonLocks implements Locks {
     private final RedissonClient redisson;
@@ -19,7 +20,12 @@ final class RedissonLocks implements Locks {
         this.arguments = arguments;
         var config = new Config();
         config.setLockWatchdogTimeout(arguments.leaseMs());
-        config.useSingleServer().setAddress("redis://" + arguments.host() + ":" + arguments.port());
+        String address = "redis://" + arguments.host() + ":" + arguments.port();
+        if (arguments.peer().equals("redisson-wait")) {
+            config.useReplicatedServers().addNodeAddress(address);
+        } else {
+            config.useSingleServer().setAddress(address);
+        }
         redisson = Redisson.create(config);
     }
 
