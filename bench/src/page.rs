@@ -88,8 +88,8 @@ fn explanation(section: &str) -> &'static str {
              that it takes to detect the death. With the settings of [Failover without two \
              holders](operations/failover.md#failover-without-two-holders) the new master grants nothing until each \
              hold that its predecessor may have granted has ended: for the longest lease, 3 s of lag, and 1 s more. \
-             That begins anew when the replicas follow the new master, about 1 s after the promotion. While nothing \
-             fails, the settings cost little: each grant only compares a clock with one number."
+             This period begins anew when the replicas follow the new master, about 1 s after the promotion. While \
+             nothing fails, the settings cost little: each grant only compares a clock with one number."
         }
         "stalls" => {
             "The longest PING of another client while one client does something expensive. Each case needs only ordinary \

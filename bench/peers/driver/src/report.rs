@@ -107,7 +107,7 @@ const PICTURES: [Picture; 5] = [
 const PAIRS_AND_HAND_OVERS: &str = "\
 A hand-over is a grant to another client than the one before. A pair, an acquisition with its release, is
 not always one: a client that polls and sleeps between attempts often reacquires the lock that it has just
-released, before another client looks. So it can have many pairs while some clients wait all the time.
+released, before another client looks. So such a client can have many pairs while others wait all the time.
 *Wait* is the time from the request to the grant; a wait that is not over at the end of the measurement
 counts with the time it has lasted. *Least share* is 1 if all clients get the lock equally often, and 0
 if one of them never gets it.";
@@ -144,7 +144,9 @@ impl Report<'_> {
         writeln!(out, "rlock compared with other locks: the same work on the same machine, each with its own client.")?;
         writeln!(
             out,
-            "`make bench-peers` wrote this page. [benchmarks-module.md](benchmarks-module.md) has the costs of the module's parts.\n"
+            "`make bench-peers` wrote this page. [benchmarks-module.md](benchmarks-module.md) has the costs of the module's parts.\n\
+             Figures are medians of the rounds. Ratios (*times ours*) are medians of the ratios of the single rounds, \
+             so they can\ndiffer from the ratio of two figures.\n"
         )?;
         for picture in &PICTURES {
             if !self.bars(picture).is_empty() {
@@ -343,8 +345,7 @@ impl Report<'_> {
             out,
             "\nClients and servers share the machine, so both together limit a rate. The server's CPU time does not include that of the clients. \
              *Jain* is 1 if all clients have the same share, and 1/n if one of n has everything. An *overlap* is a \
-             grant before the last holder has begun to release. Ratios are medians of the ratios of the rounds, which \
-             differ a little from the ratio of the medians."
+             grant before the last holder has begun to release."
         )?;
         writeln!(
             out,
