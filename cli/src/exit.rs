@@ -33,7 +33,7 @@ pub const SIGNALLED: u8 = 128;
 pub const TABLE: &str = "\
 Exit status:
   0    success; run: the command exited with 0
-  1    show, release: the lock is not held
+  1    show: neither a lock nor waiters; release: neither held nor kept
   121  no server could be reached, or it does not serve at present (loading, failover,
        quarantine); the same command may succeed later
   122  the server refused: wrong password, missing permission, key of another type,
