@@ -4,10 +4,10 @@
 //! node to which a slot migrates. Writing effects for no listener would be a large part of the cost
 //! of an uncontended acquire and release.
 //!
-//! Invariant: **only effects can be replayed on top of a snapshot of this server.** Outside a
-//! cluster every listener begins with a snapshot, and the server reports each snapshot before it
-//! runs another command: a fork inside the call that forks, a save in the foreground before its
-//! first byte. So:
+//! Invariant: **all changes after a snapshot of this server reach listeners as effects, none as a
+//! command.** Outside a cluster every listener begins with a snapshot, and the server reports each
+//! snapshot before it runs another command: a fork inside the call that forks, a save in the
+//! foreground before its first byte. So:
 //!
 //! * The module propagates effects when it loads, and resumes at each snapshot, promotion, end of a
 //!   load and change of a setting.

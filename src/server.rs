@@ -97,8 +97,8 @@ pub(crate) fn serves(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> bool {
     ctx.serves(keys) && (!READS_WHEN_DOWN.load(Ordering::Relaxed) || ctx.cluster_is_up())
 }
 
-/// Logs a warning for each command of the server that the module needs and that was renamed. Called
-/// when the module loads.
+/// Logs a warning if PUBSUB, CLIENT or, in a cluster, EXISTS was renamed: without it some waiters
+/// get no lock, or lose it. Called when the module loads.
 pub(crate) fn check_commands(ctx: Ctx<'_>) {
     let has_pubsub = ctx.has_command(c"PUBSUB");
     HAS_PUBSUB.store(has_pubsub, Ordering::Relaxed);

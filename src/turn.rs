@@ -33,9 +33,9 @@ pub(crate) fn wake_event_loop() {
     ffi::in_next_turn(on_wake);
 }
 
-/// The event loop has woken. It also wakes during a long script, within the same turn; so work
-/// after that must be able to wake it again. Work that the script itself leaves waits for the
-/// server's tick.
+/// The event loop has woken, so [`expect_more`] may wake it again. The loop also wakes during a
+/// long script, within the same turn. Work that the script itself leaves waits for the server's
+/// tick.
 fn on_wake() {
     HAS_MORE.store(false, Ordering::Relaxed);
 }

@@ -56,7 +56,9 @@ pub enum Phase {
     /// The owner holds the lock.
     #[default]
     Held,
-    /// Granted after a wait with `CLAIM`, and not claimed yet. The deadline is that of the claim.
+    /// Granted after a wait, and not claimed yet. Holds get this phase if the request has `CLAIM`,
+    /// whose end is then the deadline, or if the server
+    /// [marks all of them](crate::Limits::marks_unclaimed).
     Unclaimed,
     /// Released with `KEEP`: no owner holds the lock, and no request is granted before the
     /// deadline.

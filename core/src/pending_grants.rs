@@ -43,8 +43,8 @@ pub(crate) struct PendingGrant {
     /// `GRACE` of the place that the waiter had on a fair lock.
     pub(crate) grace_ms: Option<u64>,
     pub(crate) client: Option<u64>,
-    /// This grant bound the hold to `client`, and no confirmed grant has. So undoing it unbinds the
-    /// hold, unless another pending grant came over the same connection.
+    /// This grant bound the hold to `client`, and no confirmed grant did so before. So undoing it
+    /// unbinds the hold, unless another pending grant came over the same connection.
     pub(crate) has_bound: bool,
     pub(crate) is_confirmed: bool,
 }

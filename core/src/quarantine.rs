@@ -3,7 +3,7 @@
 //!
 //! A server may have lost holds that it, or the master before it, has acknowledged. It then grants
 //! nothing until each of them must have expired. [`QuarantineAfter`] says which events begin a
-//! quarantine. A load that brings keys ends a quarantine with the reason [`Reason::Empty`].
+//! quarantine. If a later load brings keys, a quarantine that began with an empty data set ends.
 //! FLUSHALL begins none, because a user asked for it.
 
 use crate::limits::MayGrant;
@@ -74,8 +74,8 @@ pub struct Quarantine {
     pub(crate) is_undecided: bool,
     /// The first data set of this process was examined.
     has_started: bool,
-    /// This server was promoted, and enough replicas have not followed it since: the quarantine
-    /// begins again when they do.
+    /// This server was promoted, and too few replicas have followed it since: the quarantine begins
+    /// again when enough do.
     pub(crate) awaits_replicas: bool,
     /// Grants were paused since the last tick that found them allowed.
     pub(crate) was_paused: bool,

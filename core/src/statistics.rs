@@ -35,7 +35,7 @@ pub struct KindStats {
     pub undone: u64,
     /// Expired holds.
     pub expired: u64,
-    /// Expired holds that were granted after a wait with CLAIM and never claimed.
+    /// Expired holds that were still unclaimed: see [`crate::Phase`].
     pub unclaimed: u64,
     /// Holds ended by FORCERELEASE.
     pub forced: u64,

@@ -64,7 +64,7 @@ impl Ctx<'_> {
     /// with the checks that the server makes for scripts.
     ///
     /// The command is RLOCK.CANCEL with an empty owner. If the server lets it run, it fails before
-    /// it opens a key. The server's statistics do not count errors of a module's calls.
+    /// it opens a key. `INFO commandstats` counts the failed call, `INFO errorstats` does not.
     pub(crate) fn refuses_script_writes(self) -> bool {
         // SAFETY: the format has two C strings, and so have the arguments; `S` selects the checks
         // for scripts, and `E` errors as replies. The reply is freed once, after its text was

@@ -11,8 +11,8 @@
 //! 2. `slot(heap[i].slot).position == i` for each i; free slots are on the free list and have no
 //!    value.
 //!
-//! An [`Alarm`] is the number of a slot. Its user checks with [`Deadlines::get`] that the slot is
-//! still its own, so a stale number does no harm.
+//! An [`Alarm`] is the number of a slot. Callers check with [`Deadlines::get`] that the slot still
+//! has their value, so a stale number does no harm.
 
 use super::chunked::Chunked;
 
@@ -39,7 +39,7 @@ impl Alarm {
 struct Entry {
     at_us: u64,
     slot: u32,
-    /// A number for the user of the set, in the padding.
+    /// A number that callers may store beside the deadline. It takes no memory beyond the padding.
     stamp: u32,
 }
 
@@ -60,7 +60,7 @@ pub struct DeadlineRef<'a, T, S> {
     pub side: S,
     /// When it is due.
     pub at_us: u64,
-    /// A number for the user of the set.
+    /// The number that the caller has stored beside the deadline.
     pub stamp: u32,
 }
 

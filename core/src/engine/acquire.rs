@@ -6,8 +6,8 @@
 //!
 //! A request for several keys has the same position in the queue of each. The engine grants all
 //! keys in one step, once each is available: already held by the owner, or free with the request
-//! first in its queue. So two requests never wait for each other, and no request passes one that
-//! waits.
+//! first in its queue. So two such requests never wait for each other, and neither passes a request
+//! ahead of it.
 
 use smallvec::{SmallVec, smallvec};
 

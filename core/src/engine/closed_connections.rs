@@ -118,9 +118,10 @@ impl Engine {
         self.commit(at, event);
     }
 
-    /// The request id of a place whose owner no longer waits at it; `None` if the place is not
-    /// abandoned. An abandoned place is marked as connected, or belonged to the waiter with the
-    /// arrival number `timed_out` and has been detached since.
+    /// The request id of an abandoned place; `None` if the place is not abandoned. A place is
+    /// abandoned if no request of its owner waits there although it is marked as connected. A
+    /// detached place is abandoned if it was that of the timed-out waiter with the arrival number
+    /// `timed_out`.
     fn abandoned_request(
         &self,
         at: &At<'_, '_, impl Keyspace>,

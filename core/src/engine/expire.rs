@@ -28,7 +28,7 @@ impl Engine {
 
     /// Ends all expired holds, before an exclusive grant or before the lock is removed. After the
     /// first 16, it ends the rest in one step. That step spares the holds of the owner `except`,
-    /// which may be live; the caller has checked that no other hold is.
+    /// which may be live; the caller has checked that no other hold is live.
     pub(super) fn clear_expired(&mut self, at: &mut At<'_, '_, impl Keyspace>, except: Option<&[u8]>) {
         const ONE_BY_ONE: usize = 16;
         for _ in 0..ONE_BY_ONE {

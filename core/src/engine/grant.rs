@@ -193,9 +193,9 @@ impl Engine {
         deadline_us
     }
 
-    /// Keeps the session of a hold that was used without a connection, as in a script. Unbinds only
-    /// closed connections. The owner got an answer. So the session must survive the pending review
-    /// of an imported value, and the pending cleanup after a closed connection.
+    /// Keeps the session of a hold that was used without a connection, as in a script: the owner
+    /// got an answer, so neither the pending review of an imported value nor the pending cleanup
+    /// after a closed connection may end the session. Bindings to open connections stay.
     fn keep_session(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         self.unbind_closed(at, token);
         let name = self.name(at);

@@ -1,5 +1,5 @@
 //! Offers: a MACQUIRE waiter at the head of one of its queues is *offered* its keys once all are
-//! available. It is granted right after, in a transaction with all of them open.
+//! available. The grant follows at once, in a transaction in which all of the keys are open.
 
 use alloc::vec::Vec;
 

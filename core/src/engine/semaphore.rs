@@ -45,8 +45,8 @@ impl Engine {
         })
     }
 
-    /// Removes a semaphore whose idle time has ended. The time begins again instead while a request
-    /// waits or no hold may begin: in a quarantine the data set may lack holds.
+    /// Removes a semaphore whose idle time has ended. While a request waits or no hold may begin,
+    /// restarts the idle time instead: in a quarantine the data set may lack holds.
     pub(super) fn remove_unused(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         let Some(lock) = at.lock() else {
             return;

@@ -52,7 +52,7 @@ impl Engine {
         waiter.is_none_or(|(client, request)| tx.keys.is_permitted(client, &request))
     }
 
-    /// Answers a waiter that has timed out or was cut off. `false` if neither.
+    /// Answers a waiter that has timed out or was cut off. Returns whether its wait has ended.
     pub(super) fn answer_if_wait_ended(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) -> bool {
         let Some(waiter) = self.registry.get(ticket) else {
             return true;

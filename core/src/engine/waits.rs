@@ -69,8 +69,8 @@ impl Engine {
     }
 
     /// Refuses and removes a request that has just entered its queues, if its owner would wait for
-    /// itself once its requests in `ends` have ended. If the searches of this turn have used up
-    /// their steps, the timer searches.
+    /// itself. `ends` are the tickets of the owner's requests that the new one ends; they count as
+    /// ended. If the searches of this turn have used up their steps, the timer searches.
     pub(super) fn check_deadlock(
         &mut self,
         tx: &Transaction<'_, impl Keyspace>,

@@ -193,7 +193,7 @@ struct Walk<'a> {
     seen: HashSet<u32, RandomState>,
     todo: Vec<Task>,
     /// How far each queue was visited: up to this position, or in a backward walk from the end down
-    /// to it. Excludes visits for the first node, which skips its own requests.
+    /// to it. Visits for the first node are not recorded, because they skip that owner's requests.
     queues: HashMap<u32, Position, RandomState>,
     /// Names whose holders were visited, with the mode of the request. In a backward walk: names
     /// whose queue was visited, with the mode of the holder.

@@ -1,4 +1,4 @@
-//! Holds that clients know of: only their leases end them, unless an action may.
+//! Holds that clients know of: only the end of the lease, or an action that may, ends them.
 
 use std::vec::Vec;
 

@@ -3,7 +3,7 @@
 //!
 //! [`super::several`] checks an owner when it begins to wait. Two kinds of waits are checked again
 //! when the timer runs, in the order of their requests: the retry of a timed-out wait, which
-//! blocked no owner before; and a wait with a higher number, if the end of the earlier one lets
+//! blocked no owner before; and a later wait that ended its owner's earlier one, if that end lets
 //! other owners in.
 
 use std::vec::Vec;

@@ -94,8 +94,8 @@ pub(crate) struct Oracle {
     pub(crate) line: Vec<InLine>,
     /// Unconfirmed grants after a wait.
     unheard: Vec<Grant>,
-    /// Owners whose hold ended before its grant was confirmed, and that hold again. When they
-    /// disconnect, the lock gets an event.
+    /// Owners whose hold ended before its grant was confirmed, and that have a new hold since. When
+    /// they disconnect, the lock gets an event.
     over: Vec<u8>,
     /// Grants to undo, whose answers will not arrive.
     undone: Vec<Grant>,
