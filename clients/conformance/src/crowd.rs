@@ -145,7 +145,10 @@ pub async fn run(servers: &Arc<Programs>, options: &Options) -> Result<(), Broke
 
     println!("{locks} locks, {waiters} waiters, each lock held for {} ms:\n", locks * 1000 / rate);
     let verdict = judge(&mut spans, &phases);
-    println!("\n| node | role | waiting | used memory before, MiB | at the end, MiB |\n|---|---|---:|---:|---:|");
+    println!(
+        "\n| node | role before the disturbances | waiting then | used memory then, MiB \
+         | used memory at the end, MiB |\n|---|---|---:|---:|---:|"
+    );
     for (number, (before, end)) in at_rest.iter().zip(&at_end).enumerate() {
         println!("| {} | {} | {} | {:.1} | {:.1} |", number + 1, before.0, before.1, before.2, end.2);
     }

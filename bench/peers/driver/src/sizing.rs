@@ -63,7 +63,7 @@ const LINES: [Line; 10] = [
         shown: per_second,
     },
     Line {
-        text: "measured hand-overs per second on one lock, server and 64 clients on one machine",
+        text: "measured hand-overs per second on one lock, 64 blocked connections, server and clients on one machine",
         work: Work::Contended,
         cell: CONTENDED_64,
         peer: "jedis",
@@ -103,7 +103,7 @@ const LINES: [Line; 10] = [
         shown: as_it_is,
     },
     Line {
-        text: "µs of the main thread per pair, with ten thousand waiters",
+        text: "µs of the main thread per hand-over of rlock-client, with ten thousand `NOTIFY` waiters on one lock",
         work: Work::Growth,
         cell: "10000 waiters",
         peer: "rlock-client",
