@@ -128,7 +128,7 @@ fn postpone(ctx: Ctx<'_>, key: &Key, name: Arg<'_>) {
     });
 }
 
-/// Records the alarm of the next dirty key on a replica, for a promotion. A replica decides
+/// Records the alarm of the next dirty name on a replica, for a promotion. A replica decides
 /// nothing.
 fn observe_next(ctx: Ctx<'_>) -> bool {
     let mut out = Outbox::new(false);

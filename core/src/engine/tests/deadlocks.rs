@@ -196,7 +196,7 @@ fn deadlocks_match_an_independent_search() {
             Outcome::Waits(ticket) => {
                 waited += 1;
                 // A request that takes over the place of an earlier one closes no new cycle. The
-                // engine does not know the change of a dirty key before it reconciles the key.
+                // engine does not know the change of a dirty name before it reconciles the key.
                 let is_new = earlier.is_none() || arrival(&world, owner, &keys[0]) != earlier;
                 let is_known = is_new && !world.has_dirty() && request.mode != Mode::Permits;
                 known += u32::from(is_known);
