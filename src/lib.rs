@@ -4,8 +4,8 @@
 //! of `rlock-core` and carries out the decision. Jobs of the timer take the same path, from
 //! [`jobs`]. Only [`ffi`] calls the server's C API.
 //!
-//! The layers, from bottom to top. A module uses only modules above it in this table;
-//! `scripts/circles` checks that there are no circles.
+//! The layers; the first row is the lowest. A module uses only modules of earlier rows and of its
+//! own row; `scripts/circles` checks that there are no circles.
 //!
 //! | layer | modules |
 //! |---|---|

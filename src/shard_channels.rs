@@ -30,7 +30,8 @@ use crate::turn;
 /// How long a round may take in one turn of the event loop.
 const BUDGET: Duration = Duration::from_millis(1);
 
-/// How many channels that never had a listener one visit checks at most: they cannot have lost one.
+/// One visit checks at most this many channels that never had a listener, which they cannot have
+/// lost.
 const MAX_WITHOUT_LISTENER: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

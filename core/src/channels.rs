@@ -3,8 +3,8 @@
 //! There may be millions of waiters, so each stores the short number of its channel. A number in
 //! use identifies one channel. A number that is free again is reused only after nearly all of the
 //! 2^32 others. That takes at least an hour, even if every request names a new channel. If the
-//! previous channel lost its listeners, the engine has long ended the waits on it, which takes
-//! seconds (`registry/notified.rs`).
+//! channel that had the number before lost its listeners, the engine has long ended the waits on
+//! it: that takes seconds (`registry/notified.rs`).
 //!
 //! Clients may use a channel for only one request, so there may be as many channels as waiters.
 //! Both tables are trees, so no insertion copies or rehashes them, and removals free memory.

@@ -74,7 +74,7 @@ named! {
         Renewed => "renewed",
         /// The owner released some of its count.
         Released => "partly-released",
-        /// The last connection that the hold was bound to closed.
+        /// The last of the hold's connections has closed.
         SessionEnded => "session-ended",
         /// The owner released with KEEP: the lock stays closed.
         Kept => "released-kept",

@@ -76,8 +76,8 @@ impl PendingGrant {
 /// The key names of confirmed grants, possibly repeated.
 type Names = SmallVec<[NameId; 1]>;
 
-/// The most pending grants of one hold, so that no step takes long. Beyond that the oldest counts
-/// as confirmed: if its answer was lost, its count stays until the lease expires.
+/// The largest number of pending grants of one hold, so that no step takes long. Beyond that the
+/// oldest counts as confirmed: if its answer was lost, its count stays until the lease expires.
 const MAX_PENDING: usize = 32;
 
 /// A hold with pending grants.

@@ -58,7 +58,8 @@ pub struct Ticked {
     pub has_begun: bool,
     /// Holds may begin again: the queues have to be served, see [`crate::Engine::grants_resumed`].
     pub has_resumed: bool,
-    /// Too few replicas follow. Set once until holds may begin again.
+    /// Too few replicas follow. Set only in the first such tick; not again before holds may begin
+    /// again.
     pub lacks_replicas: bool,
 }
 
