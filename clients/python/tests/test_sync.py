@@ -437,6 +437,14 @@ class TestReleasing:
         proxy.refuses = False
         eventually(lambda: server.is_clean("k"))
 
+    def test_release_spares_the_next_hold_of_its_owner(self, client: RLockClient, server: Server) -> None:
+        lock = client.lock("k", owner="x")
+        hold = lock.acquire()
+        assert hold
+        hold._ended = lambda _: in_thread(lock.acquire)  # Called before the RELEASE is sent.
+        lock.release()
+        assert server.holders("k") == 1
+
     def test_repeated_release_counts_as_done(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
         with proxied.lock("k"):
             proxy.deaf = True
