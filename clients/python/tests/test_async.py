@@ -213,6 +213,19 @@ class TestLoss:
 
         run(main)
 
+    def test_hold_that_the_clock_ended_is_released_before_its_owner_asks(self, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                await client.lock("k").acquire()
+                clock.ahead += 31
+                await eventually(lambda: server.is_clean("k") and not client._engine.errands())
+                with pytest.raises(LockLost):
+                    await client.lock("k").release()
+                assert not client._engine.errands(), "it is released once"
+
+        run(main)
+
     def test_loss_inside_of_a_timeout_leaves_the_timeout_alone(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:

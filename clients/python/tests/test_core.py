@@ -141,6 +141,36 @@ class TestHold:
         hold._client._engine.answered([hold], [x.ResponseError("NOTOWNER x")], now.time)
         assert not hold.held
         assert hold._client._engine.poll()[0] == [hold]
+        assert not hold._client._engine.errands(), "the server does not know it"
+
+    def test_hold_that_the_clock_ended_is_released_after_a_pause(self) -> None:
+        hold, now = self.make()
+        now.time += 9.9
+        assert hold._client._engine.poll()[:2] == ([hold], {})
+        following = Attempt(hold._client, hold._target, Options(), "me", Mailbox(_Box()))
+        now.time += 0.1
+        assert not hold._client._engine.poll()[1]
+        now.time += hold.timeout / 10
+        (release,) = hold._client._engine.poll()[1][hold.timeout][0].commands()
+        assert release[0] == "RLOCK.RELEASE"
+        assert release[-2:] == ("TOKEN", 5)
+        assert release[4] < following.id
+
+    def test_release_has_the_lower_number_if_the_owner_goes_on_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hold, _ = self.make()
+        client, target, ids, following = hold._client, hold._target, _core._ids, []
+        client._held[client._slots(target, "me")[0]] = [hold]
+
+        class Slow:
+            def __next__(self) -> int:
+                monkeypatch.setattr(_core, "_ids", ids)
+                client._leave(target, "me", None)
+                following.append(Attempt(client, target, Options(), "me", Mailbox(_Box())))
+                return next(ids)
+
+        monkeypatch.setattr(_core, "_ids", Slow())
+        (release,) = hold._release_errand(None).commands()
+        assert release[4] < following[0].id
 
     def test_renewal_prolongs_from_the_moment_before_it_was_sent(self) -> None:
         hold, now = self.make()

@@ -372,7 +372,7 @@ class TestHolding:
             assert stalled.wait(5)
             assert not hold.wait(1.5)
 
-    def test_clock_that_jumps_ends_the_hold_at_once(self, server: Server) -> None:
+    def test_clock_that_jumps_ends_the_hold_at_once_and_releases_it(self, server: Server) -> None:
         clock, lost = Clock(), threading.Event()
         with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
             hold = client.lock("k", lease=30, on_lost=lambda _: lost.set()).acquire()
@@ -381,6 +381,10 @@ class TestHolding:
             clock.ahead += 31
             assert not hold.held
             assert lost.wait(2)
+            eventually(lambda: server.is_clean("k") and not client._engine.errands())
+            with pytest.raises(LockLost):
+                client.lock("k").release()
+            assert not client._engine.errands(), "it is released once"
 
     def test_fixed_lease_ends(self, client: RLockClient, server: Server) -> None:
         hold = client.lock("k", lease=0.4, renew=False).acquire()
