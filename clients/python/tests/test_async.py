@@ -171,13 +171,15 @@ class TestLoss:
     def test_cancellation_by_another_is_not_replaced(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:
+                entered = asyncio.Event()
 
                 async def body() -> None:
                     async with client.lock("k"):
+                        entered.set()
                         await asyncio.sleep(20)
 
                 task = asyncio.create_task(body())
-                await eventually(lambda: server.holders("k"))
+                await entered.wait()
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
