@@ -3,6 +3,8 @@ package rlock
 import (
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 func TestSlots(t *testing.T) {
@@ -44,5 +46,39 @@ func TestCombinedClockFollowsTheFasterClock(t *testing.T) {
 	time.Sleep(20 * time.Millisecond)
 	if advance := now() - first; advance < 20*time.Millisecond {
 		t.Error(advance)
+	}
+}
+
+func TestSubscriptionHearsOnlyItsOwnLink(t *testing.T) {
+	f := newFeed(&Client{})
+	old := &link{address: "a"}
+	s := &subscription{channel: "c", link: &link{address: "b"}, ready: make(chan struct{}), gone: make(chan struct{})}
+	f.subs["c"] = s
+	// The old link was replaced because another node serves the slot, and what it has received is read later.
+	steps := []struct {
+		link        *link
+		kind        string
+		ready, gone bool
+	}{
+		{old, "ssubscribe", false, false},
+		{old, "sunsubscribe", false, false},
+		{s.link, "ssubscribe", true, false},
+		{old, "sunsubscribe", true, false},
+		{s.link, "sunsubscribe", true, true},
+	}
+	for _, step := range steps {
+		f.confirm(step.link, &redis.Subscription{Kind: step.kind, Channel: "c"})
+		if isClosed(s.ready) != step.ready || isClosed(s.gone) != step.gone {
+			t.Fatalf("%s of node %s: ready %t, gone %t", step.kind, step.link.address, isClosed(s.ready), isClosed(s.gone))
+		}
+	}
+}
+
+func isClosed(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
 	}
 }

@@ -5,13 +5,18 @@ import { once } from 'node:events'
 import { test } from 'node:test'
 
 import { ModuleTooOld } from '../dist/esm/index.js'
-import { RLockClient, sleep, startServer } from './support.mjs'
+import { RLockClient, sleep, startServer, TestClock, until } from './support.mjs'
 
-test('an old module that answers a wait with 0 is told apart', async () => {
+/** A driver of which `answer` answers the commands but INFO. `sent` has the names of all. */
+function stub(answer, { info = '', ...own } = {}) {
   const driver = {
+    sent: [],
     cluster: false,
     keyPrefix: '',
-    send: async (_, [name]) => (name === 'RLOCK.ACQUIRE' ? '0' : ''),
+    send: async (_, words) => {
+      driver.sent.push(words[0])
+      return words[0] === 'INFO' ? info : await answer(words)
+    },
     node: () => '',
     subscriber: async () => ({
       subscribe: async () => {},
@@ -20,31 +25,96 @@ test('an old module that answers a wait with 0 is told apart', async () => {
       close() {},
     }),
     watch: () => () => {},
+    ...own,
   }
-  const rlock = new RLockClient(driver)
+  return driver
+}
+
+test('an old module that answers a wait with 0 is told apart', async () => {
+  const rlock = new RLockClient(stub(() => '0'))
   await assert.rejects(rlock.lock('k').acquire(), ModuleTooOld)
   await rlock.close()
 })
 
 test('the lease is capped to the longest one of the server', async () => {
-  const commands = []
-  const driver = {
-    cluster: false,
-    keyPrefix: '',
-    send: async (_, words) => {
-      commands.push(words.join(' '))
-      return words[0] === 'INFO' ? 'rlock_max_lease_ms:5000\r\n' : 7
-    },
-    node: () => '',
-    subscriber: async () => ({}),
-    watch: () => () => {},
-  }
+  let asked
+  const driver = stub((words) => ((asked ??= words.join(' ')), 7), { info: 'rlock_max_lease_ms:5000\r\n' })
   const rlock = new RLockClient(driver)
   const hold = await rlock.lock('k').tryAcquire()
-  assert.match(commands[1], / PX 5000 /)
+  assert.match(asked, / PX 5000 /)
   assert.ok(hold.remaining < 5000)
   await rlock.close()
-  assert.equal(commands.filter((command) => command.startsWith('INFO')).length, 1)
+  assert.equal(driver.sent.filter((name) => name === 'INFO').length, 1)
+})
+
+test('a named owner acquires again after the RELEASE of its lost hold has ended', async () => {
+  const clock = new TestClock()
+  let answer
+  const driver = stub(([name]) => (name === 'RLOCK.RELEASE' ? new Promise((resolve) => (answer ??= resolve)) : 7))
+  const rlock = new RLockClient(driver, { clock })
+  const lock = rlock.lock('k', { owner: 'alice', lease: 3000 })
+  const hold = await lock.acquire()
+  clock.ahead += 3000
+  assert.equal(await hold.release(), false)
+  const next = lock.acquire()
+  await until(() => answer, 'the RELEASE')
+  assert.deepEqual(driver.sent, ['INFO', 'RLOCK.ACQUIRE', 'RLOCK.RELEASE'])
+  answer(1)
+  assert.ok((await next).held)
+  driver.send = async () => 1
+  await rlock.close()
+})
+
+test('a RELEASE that is STALE has ended: a newer request of the owner has the hold', async () => {
+  const warnings = []
+  const driver = stub(([name]) => {
+    if (name === 'RLOCK.RELEASE') throw new Error('STALE a newer request of this owner was answered')
+    return 7
+  })
+  const rlock = new RLockClient(driver, { onWarning: (text) => warnings.push(text) })
+  const hold = await rlock.lock('k').acquire()
+  assert.equal(await hold.release(), true)
+  assert.deepEqual(driver.sent, ['INFO', 'RLOCK.ACQUIRE', 'RLOCK.RELEASE'])
+  assert.deepEqual(warnings, [])
+  await rlock.close()
+})
+
+test('a leader that is stopped before it begins asks nothing; one stopped at its election leaves nothing', async () => {
+  const driver = stub(() => 7)
+  const rlock = new RLockClient(driver)
+  const stop = new AbortController()
+  stop.signal.removeEventListener = () => stop.abort(new Error('stopped'))
+  let aborted
+  const leads = () => rlock.leader('k', (_, signal) => void (aborted = signal.aborted), { signal: stop.signal })
+  await assert.rejects(leads(), /stopped/)
+  assert.equal(aborted, true)
+  assert.deepEqual(driver.sent, ['INFO', 'RLOCK.ACQUIRE', 'RLOCK.RELEASE'])
+  await assert.rejects(leads(), /stopped/)
+  assert.equal(driver.sent.length, 3)
+  await rlock.close()
+})
+
+test('a wait whose node is unknown makes the library look for it, and asks again', async () => {
+  let node
+  const waits = ['WAITING']
+  const driver = stub(
+    ([name]) => {
+      node = name === 'RLOCK.PTTL' ? 'a' : undefined
+      return name === 'RLOCK.ACQUIRE' ? (waits.pop() ?? 7) : 1
+    },
+    {
+      cluster: true,
+      node: () => {
+        if (!node) throw new Error('the slots of the cluster are not known yet')
+        return node
+      },
+    },
+  )
+  const rlock = new RLockClient(driver)
+  assert.ok((await rlock.lock('k').acquire({ timeout: 5000 })).held)
+  const once = ['RLOCK.PTTL', 'RLOCK.ACQUIRE']
+  assert.deepEqual(driver.sent, ['INFO', ...once, ...once])
+  await rlock.close()
 })
 
 test('an idle client does not keep the process alive, a hold does until it is lost', async () => {

@@ -171,13 +171,15 @@ class TestLoss:
     def test_cancellation_by_another_is_not_replaced(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:
+                entered = asyncio.Event()
 
                 async def body() -> None:
                     async with client.lock("k"):
+                        entered.set()
                         await asyncio.sleep(20)
 
                 task = asyncio.create_task(body())
-                await eventually(lambda: server.holders("k"))
+                await entered.wait()
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -210,6 +212,19 @@ class TestLoss:
                     client._wake()
                 with pytest.raises(asyncio.CancelledError):
                     await task
+
+        run(main)
+
+    def test_hold_that_the_clock_ended_is_released_before_its_owner_asks(self, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                await client.lock("k").acquire()
+                clock.ahead += 31
+                await eventually(lambda: server.is_clean("k") and not client._engine.errands())
+                with pytest.raises(LockLost):
+                    await client.lock("k").release()
+                assert not client._engine.errands(), "it is released once"
 
         run(main)
 

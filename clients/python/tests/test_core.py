@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import socket
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from conftest import eventually
 from redis import exceptions as x
 
-from rlock_redis import LockError, Refused, RLockClient, Unavailable, _core
+from rlock_redis import AsyncRLockClient, LockError, Refused, RLockClient, Unavailable, _core, _sync
 from rlock_redis._core import Attempt, Mailbox, Options, Route, SteadyClock, Target, slot_of, tag_of, tokens_of
 from rlock_redis.errors import ModuleMissing, ModuleTooOld, NotOwner, typed
 
@@ -137,6 +141,36 @@ class TestHold:
         hold._client._engine.answered([hold], [x.ResponseError("NOTOWNER x")], now.time)
         assert not hold.held
         assert hold._client._engine.poll()[0] == [hold]
+        assert not hold._client._engine.errands(), "the server does not know it"
+
+    def test_hold_that_the_clock_ended_is_released_after_a_pause(self) -> None:
+        hold, now = self.make()
+        now.time += 9.9
+        assert hold._client._engine.poll()[:2] == ([hold], {})
+        following = Attempt(hold._client, hold._target, Options(), "me", Mailbox(_Box()))
+        now.time += 0.1
+        assert not hold._client._engine.poll()[1]
+        now.time += hold.timeout / 10
+        (release,) = hold._client._engine.poll()[1][hold.timeout][0].commands()
+        assert release[0] == "RLOCK.RELEASE"
+        assert release[-2:] == ("TOKEN", 5)
+        assert release[4] < following.id
+
+    def test_release_has_the_lower_number_if_the_owner_goes_on_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hold, _ = self.make()
+        client, target, ids, following = hold._client, hold._target, _core._ids, []
+        client._held[client._slots(target, "me")[0]] = [hold]
+
+        class Slow:
+            def __next__(self) -> int:
+                monkeypatch.setattr(_core, "_ids", ids)
+                client._leave(target, "me", None)
+                following.append(Attempt(client, target, Options(), "me", Mailbox(_Box())))
+                return next(ids)
+
+        monkeypatch.setattr(_core, "_ids", Slow())
+        (release,) = hold._release_errand(None).commands()
+        assert release[4] < following[0].id
 
     def test_renewal_prolongs_from_the_moment_before_it_was_sent(self) -> None:
         hold, now = self.make()
@@ -184,6 +218,104 @@ class TestHold:
             now.time = hold.due
         assert pauses[:5] == [0.05, 0.1, 0.2, 0.4, 0.8]
         assert max(pauses) == 1.0
+
+
+@pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
+def test_release_has_a_lower_number_than_the_next_request_of_its_owner(client_class: Any) -> None:
+    client, target = client_class(redis.Redis()), Target("mutex", (b"k",))
+    hold = client._hold_class(Attempt(client, target, Options(), "me", Mailbox(_Box())), [5], client.clock())
+    client._held[client._slots(target, "me")[0]] = [hold]
+    client._leave(target, "me", None)
+    following = Attempt(client, target, Options(), "me", Mailbox(_Box()))
+    (release,) = hold._release_errand(None).commands()
+    assert release[:4] == ("RLOCK.RELEASE", b"k", "me", "REQ")
+    assert release[4] < following.id
+
+
+class TestCluster:
+    """A cluster whose slots have moved from one node to another; the application's client loads that when asked."""
+
+    def app(self) -> Any:
+        old, new = (SimpleNamespace(name=f"127.0.0.1:{n}", connection_class=None, connection_kwargs={}) for n in (1, 2))
+        app = SimpleNamespace(old=old, new=new, master=old, get_node_from_key=lambda _: app.master)
+        app.nodes_manager = SimpleNamespace(
+            initialize=lambda: setattr(app, "master", new), remap_host_port=lambda *address: address
+        )
+        return app
+
+    @pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
+    def test_wait_is_repeated_soon_if_another_node_answers_it(
+        self, client_class: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(_core, "LONG_PAUSE", 0.05)
+        app, asked, subscribed = self.app(), [], []
+
+        class Subscriber:
+            def __init__(self, _: Any, route: Route) -> None:
+                self._route = route
+
+            async def subscribe(self, *_: Any) -> None:
+                subscribed.append(self._route.name)
+
+            def close(self) -> None: ...
+
+        async def exchange(route: Route, commands: Any, _: float) -> list[Any]:
+            if route.name == app.old.name:
+                return [x.MovedError(f"{slot_of(b'k')} {app.new.name}")]
+            if commands[0][0] != "RLOCK.ACQUIRE":
+                return [1] * len(commands)
+            asked.append(route.name)
+            # A master grants nothing to a subscriber at a node that became its replica.
+            return [7 if subscribed[1:] and subscribed[-1] == app.new.name else b"WAITING"]
+
+        async def main() -> None:
+            client = client_class(app)
+            client._subscriber_class, client._exchange, client.max_lease = Subscriber, exchange, _core.FOREVER
+            lock, app.master = client.lock("k"), app.new
+            assert await lock._acquire(timeout=0.3) is None
+            assert len(asked) == 1
+            app.master = app.old
+            assert await lock._acquire(timeout=5)
+            assert subscribed[:2] == [app.new.name, app.old.name]
+            await (client.aclose() if client_class is AsyncRLockClient else asyncio.to_thread(client.close))
+
+        asyncio.run(main())
+
+    def test_channel_that_is_asked_for_again_at_once_is_subscribed_again(self) -> None:
+        ends, sent, replies = socket.socketpair(), [], []
+
+        class Connection:
+            _sock = ends[0]
+
+            def __init__(self, **_: Any) -> None: ...
+            def connect(self) -> None: ...
+            def disconnect(self) -> None: ...
+
+            def send_command(self, command: str, channel: str, **_: Any) -> None:
+                sent.append((command, channel))
+                replies.append([b"ssubscribe", b"c", 1])
+                if len(sent) == 1:
+                    replies.append([b"sunsubscribe", b"c", 0])
+
+            def can_read(self, _: float) -> bool:
+                if sent and not replies and "c" not in subscriber._ready:
+                    # Another wait, before the reader looks at what it has to subscribe.
+                    with contextlib.suppress(Unavailable):
+                        _core.run(subscriber.subscribe("c", 0))
+                return bool(replies)
+
+            def read_response(self) -> Any:
+                return replies.pop(0)
+
+        subscriber = _sync._Subscriber(RLockClient(self.app()), Route("", Connection, {}))
+        _core.run(subscriber.subscribe("c", 5))
+        try:
+            eventually(lambda: sent == [("SSUBSCRIBE", "c")] * 2, 5)
+            assert subscriber._ready["c"].wait(5)
+        finally:
+            subscriber.close()
+            for end in ends:
+                end.close()
 
 
 class _Box:

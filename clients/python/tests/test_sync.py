@@ -372,7 +372,7 @@ class TestHolding:
             assert stalled.wait(5)
             assert not hold.wait(1.5)
 
-    def test_clock_that_jumps_ends_the_hold_at_once(self, server: Server) -> None:
+    def test_clock_that_jumps_ends_the_hold_at_once_and_releases_it(self, server: Server) -> None:
         clock, lost = Clock(), threading.Event()
         with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
             hold = client.lock("k", lease=30, on_lost=lambda _: lost.set()).acquire()
@@ -381,6 +381,10 @@ class TestHolding:
             clock.ahead += 31
             assert not hold.held
             assert lost.wait(2)
+            eventually(lambda: server.is_clean("k") and not client._engine.errands())
+            with pytest.raises(LockLost):
+                client.lock("k").release()
+            assert not client._engine.errands(), "it is released once"
 
     def test_fixed_lease_ends(self, client: RLockClient, server: Server) -> None:
         hold = client.lock("k", lease=0.4, renew=False).acquire()
@@ -436,6 +440,14 @@ class TestReleasing:
         assert server.holders("k") == 1
         proxy.refuses = False
         eventually(lambda: server.is_clean("k"))
+
+    def test_release_spares_the_next_hold_of_its_owner(self, client: RLockClient, server: Server) -> None:
+        lock = client.lock("k", owner="x")
+        hold = lock.acquire()
+        assert hold
+        hold._ended = lambda _: in_thread(lock.acquire)  # Called before the RELEASE is sent.
+        lock.release()
+        assert server.holders("k") == 1
 
     def test_repeated_release_counts_as_done(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
         with proxied.lock("k"):

@@ -254,6 +254,7 @@ class Hold(Item):
         self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
         self._release_id = 0  # Drawn before the owner can acquire again, so that this RELEASE cannot end a newer hold.
+        self._is_settled = False  # Whether the engine releases it, because the clock has ended it.
         self.key = self._target.keys[0]
         # A connection may be lost without our notice, and the server then ends a session after its grace. So the
         # belief is always the shorter of lease and grace.
@@ -306,7 +307,8 @@ class Hold(Item):
 
     def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:
         """For as long as the server may know the hold."""
-        options: Command = ("REQ", self._release_id or next(_ids), *self._target.with_tokens(self.tokens))
+        drawn = next(_ids)  # First: the owner may leave the hold meanwhile, and its next request needs a higher number.
+        options: Command = ("REQ", self._release_id or drawn, *self._target.with_tokens(self.tokens))
         options += () if keep is None else ("KEEP", milliseconds(keep))
         now = self._client.clock()
         # While its connection is open, a hold with a session lasts longer than the belief in it.
@@ -353,6 +355,15 @@ class Engine:
                     item.under_way += 1
                     groups.setdefault(item.timeout, []).append(item)
                 wake = min(wake, item.until - now, item.due - now if item.under_way < 2 else FOREVER)
+            # A renewal on its way may extend a hold that the clock has ended. The work stops during the pause; a poll
+            # sends what is due within a tenth of the timeout.
+            room = max(0, MAX_SETTLEMENTS - len(self.errands())) if lost else 0
+            for hold in [hold for hold in lost if hold.until > -FOREVER][:room]:
+                errand, hold._is_settled = hold._release_errand(None), True
+                errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
+                errand.retry(now)
+                self._items.add(errand)
+                wake = min(wake, errand.due - now)
             return lost, groups, max(0.0, wake) if self._items else None
 
     def answered(self, items: Iterable[Item], replies: Sequence[Any], sent: float) -> None:
@@ -949,7 +960,7 @@ class Base(Generic[H, L, S]):
             return hold.check()
         was_held = self._engine.end(hold)
         hold._ended(False)
-        errand, is_done = hold._release_errand(keep), False
+        errand, is_done = hold._release_errand(keep), hold._is_settled
         try:
             for is_repeated in (False, True) if was_held else ():
                 try:
