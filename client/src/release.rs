@@ -65,7 +65,11 @@ impl Releasing {
             self.awaited = None;
         }
         let ended = self.release.request.core.common.ended.clone();
-        let outcome = ended.run_until_cancelled(self.ask()).await.unwrap_or(Err(Error::Closed));
+        let outcome = tokio::select! {
+            biased;
+            () = ended.cancelled() => Err(Error::Closed),
+            outcome = self.ask() => outcome,
+        };
         self.turn.clear();
         self.token = None;
         self.release.done.cancel();
