@@ -332,6 +332,8 @@ def test_request_ids_begin_at_the_wall_clock_and_rise() -> None:
 def test_lease_and_client_are_checked() -> None:
     with pytest.raises(ValueError, match="lease"):
         RLockClient(redis.Redis()).lock("k", lease=0)
+    with pytest.raises(ValueError, match="session needs"):
+        RLockClient(redis.Redis()).lock("k", renew=False, session=1)
     with pytest.raises(ValueError, match="one key"):
         RLockClient(redis.Redis()).multi_lock([])
     with pytest.raises(TypeError, match="redis-py"):

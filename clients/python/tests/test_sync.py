@@ -424,6 +424,16 @@ class TestReleasing:
         assert in_thread(lambda: client.lock("k").acquire(blocking=False)) is None
         assert in_thread(lambda: client.lock("k").acquire(timeout=5))
 
+    def test_release_after_a_newer_request_of_its_owner_is_no_warning(
+        self, client: RLockClient, server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client.lock("k", owner="me").acquire()
+        newer = int(time.time() * 1e6) + 3_600_000_000
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "me", "ONCE", "REQ", newer)
+        client.lock("k", owner="me").release()
+        assert not caplog.messages
+        assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == 1
+
     def test_keep_is_refused_where_it_does_not_exist(self, client: RLockClient) -> None:
         with client.write_lock("k") as hold, pytest.raises(ValueError, match="keep"):
             client.write_lock("k").release(keep=1)

@@ -134,6 +134,8 @@ class Options:
         for name, value, least in (("lease", self.lease, 0.001), ("session", self.session, 0.01)):
             if value is not None and not value >= least:
                 raise ValueError(f"{name} must be {least} seconds or more, not {value!r}")
+        if self.session is not None and not self.renew:
+            raise ValueError("session needs a lease that is renewed, not renew=False")
 
 
 def encoded(text: str | bytes) -> bytes:
@@ -971,7 +973,8 @@ class Base(Generic[H, L, S]):
                 except NotOwner:
                     was_held = is_repeated  # The first of the two has ended it.
                 except LockError as error:
-                    log.warning("%s was refused: %s", errand.what, error)
+                    if error.code != "STALE":  # A newer request of this owner has the hold.
+                        log.warning("%s was refused: %s", errand.what, error)
                 is_done = True
                 break
         finally:  # Also if the caller was cancelled.
