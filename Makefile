@@ -299,6 +299,10 @@ bench-peers: ## Measure the module beside other locks, and write docs/benchmarks
 	  $(HEADLINE:%=--headline %) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
+bench-replica: ## Measure rlock and Redisson with a replica, and write docs/benchmarks-replica.md (5 minutes)
+	@$(MAKE) bench-peers WORK=replicated PEERS="redisson redisson-wait jedis jedis-wait rlock-java rlock-java-failover" \
+	  REPORT=docs/benchmarks-replica.md HEADLINE= SIZING=
+
 bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md
 	@$(NEED) build
 	@cargo test --profile worlds --package rlock-core --lib collections::tests -- --ignored --nocapture | tee target/collections.log

@@ -55,7 +55,7 @@ struct Arguments {
     #[arg(long, value_name = "ID", num_args = 0..)]
     peers: Vec<String>,
 
-    /// Kinds of work; all if none is given
+    /// Kinds of work; all but `replicated` if none is given
     #[arg(long, value_name = "WORK", num_args = 0..)]
     work: Vec<Work>,
 
@@ -129,7 +129,8 @@ fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
     ensure!(arguments.rounds > 0 && arguments.seconds > 0.0, "--rounds and --seconds must be greater than 0");
     if arguments.work.is_empty() {
-        arguments.work = Work::value_variants().to_vec();
+        // Few peers know replicas, so that work has its own page.
+        arguments.work = Work::value_variants().iter().copied().filter(|work| *work != Work::Replicated).collect();
     }
     let peers = peer::choose(peer::discover(&arguments.programs)?, &arguments.peers)?;
     let (contestants, absent) = peer::prepare(peers)?;

@@ -213,12 +213,16 @@ impl Report<'_> {
     }
 
     fn aims(&self, out: &mut String) -> fmt::Result {
+        let aims = aims::of(self);
+        if aims.iter().all(|aim| aim.result.is_none()) {
+            return Ok(());
+        }
         writeln!(
             out,
             "## Aims\n\nRatios of figures of the same round: the median of the rounds, with the smallest and the largest.\n"
         )?;
         writeln!(out, "| figure | aim | result | met |\n|---|---|---|---|")?;
-        for aim in aims::of(self) {
+        for aim in aims {
             let result = aim.result.map_or("not measured".to_owned(), with_ends);
             let met = match aim.is_met {
                 Some(true) => "yes",
