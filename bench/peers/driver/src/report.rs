@@ -402,7 +402,7 @@ fn heading(work: Work) -> (&'static str, &'static str) {
             "Slow network",
             "A proxy between client and server delays every round trip by the time in the title. One client: the \
              round trips until it has the lock. Several clients: the round trips from the start of a release \
-             until the next client has the lock.",
+             until the next client has the lock. One round trip is the least in both cases.",
         ),
         Work::Replicated => (
             "With a replica",
