@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -420,6 +421,19 @@ def test_loss_of_the_leadership_cancels_the_work_and_the_task_stands_again(serve
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert server.is_clean("k")
+
+    run(main)
+
+
+def test_fork_leaves_the_connections_of_a_running_loop_alone(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+            await client.lock("k").acquire()
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            await asyncio.to_thread(os.waitpid, child, 0)
+            assert await client.lock("l").acquire(blocking=False)
 
     run(main)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -327,6 +329,29 @@ def test_request_ids_begin_at_the_wall_clock_and_rise() -> None:
     ids = list(itertools.islice(_core._ids, 3))
     assert ids == sorted(ids)
     assert abs(ids[0] / 1e6 - time.time()) < 3600
+
+
+def in_fork(function: Callable[[], Any]) -> str:
+    """What the function returns in a forked child, as text."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, str(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        result = pipe.read()
+    os.waitpid(child, 0)
+    return result
+
+
+@pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
+def test_forked_child_has_a_new_identity(client_class: Any) -> None:
+    client = client_class(redis.Redis())
+    first, second = in_fork(lambda: client.id), in_fork(lambda: client.id)
+    assert len({client.id, first, second}) == 3
 
 
 def test_lease_and_client_are_checked() -> None:

@@ -150,6 +150,8 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
     _disconnect: ClassVar[dict[str, bool]] = {"nowait": True}
 
     def _begin(self) -> None:
+        # Kept in a forked child: a connection closes when it is deleted, and the parent's loop would stop watching it.
+        self._inherited = vars(self).copy()
         super()._begin()
         self._names: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()

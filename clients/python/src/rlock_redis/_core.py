@@ -14,10 +14,12 @@ import inspect
 import itertools
 import logging
 import math
+import os
 import re
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, cast
@@ -49,6 +51,16 @@ FOREVER = math.inf
 
 # The ids of an owner must rise, also over a restart of the process.
 _ids = itertools.count(time.time_ns() // 1000)
+_clients: weakref.WeakSet[Base[Any, Any, Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for client in _clients:
+        client._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class SteadyClock:
@@ -690,6 +702,7 @@ class Base(Generic[H, L, S]):
         configured = None if self.is_cluster else redis.connection_pool.connection_kwargs.get("socket_timeout")
         self.command_timeout = float(command_timeout or configured or 5.0)
         self._begin()
+        _clients.add(self)
 
     def _begin(self) -> None:
         """A new identity, at the start and after a fork."""
