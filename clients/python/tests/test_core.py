@@ -354,6 +354,14 @@ def test_forked_child_has_a_new_identity(client_class: Any) -> None:
     assert len({client.id, first, second}) == 3
 
 
+@pytest.mark.parametrize("ahead", [-3_600_000_000, 3_600_000_000])
+def test_request_ids_rise_over_a_fork(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also above those of a child that came before, whose owner has the same name."""
+    parents, now = int(time.time() * 1e6) + ahead, int(time.time() * 1e6)
+    monkeypatch.setattr(_core, "_ids", itertools.count(parents))
+    assert int(in_fork(lambda: next(_core._ids))) >= max(parents, now)
+
+
 def test_lease_and_client_are_checked() -> None:
     with pytest.raises(ValueError, match="lease"):
         RLockClient(redis.Redis()).lock("k", lease=0)

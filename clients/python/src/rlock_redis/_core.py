@@ -55,6 +55,9 @@ _clients: weakref.WeakSet[Base[Any, Any, Any]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    global _ids
+    # A child that is replaced by another one has used ids above the parent's.
+    _ids = itertools.count(max(next(_ids), time.time_ns() // 1000))
     for client in _clients:
         client._begin()
 
