@@ -305,6 +305,25 @@ class TestCancelling:
 
         run(main)
 
+    def test_settlement_of_a_late_answer_spares_the_next_hold(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port) as client:
+                lock = client.lock("k", owner="me")
+                await client.lock("other").acquire()
+                proxy.deaf = True
+                cancelled = asyncio.create_task(lock.acquire())
+                await eventually(lambda: server.holders("k"))
+                cancelled.cancel()
+                await asyncio.gather(cancelled, return_exceptions=True)
+                following = asyncio.create_task(lock.acquire())
+                await asyncio.sleep(0.05)
+                proxy.deaf = False
+                hold = await following
+                await eventually(lambda: not client._boxes and not client._engine.errands())
+                assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+
+        run(main)
+
     def test_cancelled_release_is_completed(self, server: Server, proxy: Proxy) -> None:
         async def main() -> None:
             async with client_of(proxy.port) as client:

@@ -434,16 +434,17 @@ class Attempt:
     def __init__(self, client: Base[Any, Any, Any], target: Target, options: Options, owner: str, box: Mailbox) -> None:
         self.client, self.target, self.options, self.owner, self.box = client, target, options, owner, box
         self.lease = options.lease
-        self.id, self._end = next(_ids), FOREVER
+        self.id, self.release_id, self._end = next(_ids), 0, FOREVER
         self.uncertain = self._lost_reply = False  # Whether the server may know of this attempt; and why.
         self._words: Command = () if options.session is None else ("SESSION", milliseconds(options.session))
         self._words += () if options.note is None else ("NOTE", options.note)
 
     def settlement(self) -> Errand:
         command, client = self.target.command, self.client
-        commands = [command("CANCEL", self.owner, "REQ", self.id), command("RELEASE", self.owner, "REQ", next(_ids))]
+        cancel = command("CANCEL", self.owner, "REQ", self.id)
+        release = command("RELEASE", self.owner, "REQ", self.release_id)
         until, what = client.clock() + self.lease, f"settling {self.target}"
-        return Errand(self.target.keys[0], commands, until, client.command_timeout, what)
+        return Errand(self.target.keys[0], [cancel, release], until, client.command_timeout, what)
 
     async def _ask(self, timeout: float, *options: Any) -> list[int]:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
@@ -964,6 +965,7 @@ class Base(Generic[H, L, S]):
             return hold
         finally:
             if attempt is not None and attempt.uncertain:
+                attempt.release_id = next(_ids)  # Before the owner can acquire again.
                 self._settle(attempt)
             else:
                 self._boxes.discard(box)
