@@ -174,6 +174,21 @@ class TestHold:
         (release,) = hold._release_errand(None).commands()
         assert release[4] < following[0].id
 
+    def test_answer_that_is_not_understood_keeps_no_other_one_from_its_hold(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hold, now = self.make()
+        other, _ = self.make()
+        engine, now.time = hold._client._engine, now.time + 4
+        engine.poll()
+        other.under_way = 1
+        engine.add(other)
+        engine.answered([hold, other], [[1, 2], 10_000], now.time)
+        assert hold.under_way == other.under_way == 0
+        assert other.due == pytest.approx(now.time + 10 / 3)
+        assert hold.due == pytest.approx(now.time + 0.05)
+        assert "[1, 2]" in caplog.text
+
     def test_renewal_prolongs_from_the_moment_before_it_was_sent(self) -> None:
         hold, now = self.make()
         sent = now.time + 4

@@ -386,6 +386,28 @@ class TestHolding:
                 client.lock("k").release()
             assert not client._engine.errands(), "it is released once"
 
+    def test_losses_are_told_and_renewals_go_on_when_no_thread_can_be_started(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock()
+
+        def refuses(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            locks = [client.lock(f"k{n}", lease=10, renew=False, on_lost=print) for n in range(3)]
+            holds = [lock.acquire() for lock in locks]
+            renewed = client.lock("renewed", lease=30).acquire()
+            assert renewed
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuses)
+                clock.ahead += 11
+                assert all(hold and hold.wait(3) for hold in holds)
+                time.sleep(1)  # The timer polls several times.
+            eventually(lambda: renewed.remaining > 28)
+            assert renewed.under_way == 0
+            eventually(lambda: all(server.is_clean(f"k{n}") for n in range(3)))
+
     def test_fixed_lease_ends(self, client: RLockClient, server: Server) -> None:
         hold = client.lock("k", lease=0.4, renew=False).acquire()
         assert hold

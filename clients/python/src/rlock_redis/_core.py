@@ -390,8 +390,12 @@ class Engine:
             for item in items:
                 count = len(item.commands())
                 item.under_way -= 1
-                if item in self._items and item.take(replies[at : at + count], sent, now):
-                    self._items.discard(item)
+                try:
+                    if item in self._items and item.take(replies[at : at + count], sent, now):
+                        self._items.discard(item)
+                except Exception as error:  # The other items have to hear their answers.
+                    log.warning("the answer %r was not understood: %s", replies[at : at + count], error)
+                    item.retry(now)
                 at += count
 
     def failed(self, items: Iterable[Item]) -> None:
@@ -877,8 +881,17 @@ class Base(Generic[H, L, S]):
         for hold in lost:
             hold._ended(True)
         for timeout, items in groups.items():
-            self._spawn(self._send(timeout, items))
+            self._start(self._send(timeout, items), items)
         return pause
+
+    def _start(self, request: Coroutine[Any, Any, None], items: list[Item]) -> None:
+        """Sends these items in the background, or later if no thread can be started."""
+        try:
+            self._spawn(request)
+        except RuntimeError as error:
+            request.close()
+            log.warning("a request in the background has to wait: %s", error)
+            self._engine.failed(items)
 
     async def _send(self, timeout: float, items: list[Item]) -> None:
         servers: dict[str, list[Item]] = {}
@@ -889,7 +902,7 @@ class Base(Generic[H, L, S]):
                 self._engine.failed([item])
         *others, last = servers.values() or [[]]
         for batch in others:  # No server delays the renewals of another one.
-            self._spawn(self._send_batch(timeout, batch))
+            self._start(self._send_batch(timeout, batch), batch)
         if last:
             await self._send_batch(timeout, last)
 

@@ -42,7 +42,10 @@ class SyncHold(Hold):
     def _ended(self, lost: bool) -> None:
         self._end_event.set()
         if lost and self._options.on_lost is not None:
-            _thread(self._options.on_lost, self)  # It may block, and must not delay the loss of another hold.
+            try:
+                _thread(self._options.on_lost, self)  # It may block, and must not delay the loss of another hold.
+            except RuntimeError:
+                log.exception("on_lost could not be called: no thread can be started")
 
 
 class _Subscriber(Subscriber):
