@@ -423,6 +423,20 @@ def test_close_ends_waits_releases_holds_and_leaves_no_task_or_connection(server
     run(main)
 
 
+def test_close_tells_a_loss_that_the_timer_has_not_seen(server: Server) -> None:
+    async def main() -> None:
+        clock, told = Clock(), []
+        client = AsyncRLockClient(redis.asyncio.Redis(port=server.port), clock=clock)
+        hold = await client.lock("k", on_lost=told.append).acquire()
+        clock.ahead += 31
+        await client.aclose()
+        assert told == [hold]
+        await asyncio.wait_for(hold.wait(), 1)
+        assert server.is_clean("k")
+
+    run(main)
+
+
 def test_loss_of_the_leadership_cancels_the_work_and_the_task_stands_again(server: Server) -> None:
     async def main() -> None:
         async with client_of(server.port) as client:

@@ -501,6 +501,19 @@ class TestReleasing:
         eventually(lambda: threading.active_count() <= threads)
         eventually(lambda: len(server.admin.client_list()) <= before)
 
+    def test_close_tells_a_loss_that_the_timer_has_not_seen(self, server: Server) -> None:
+        clock, told = Clock(), threading.Event()
+        client = RLockClient(redis.Redis(port=server.port), clock=clock)
+        client._poll = lambda: 60.0  # It sees none.
+        hold = client.lock("k", on_lost=lambda _: told.set()).acquire()
+        clock.ahead += 31
+        del client._poll
+        client.close()
+        assert hold
+        assert hold.wait(0)
+        assert told.wait(5)
+        assert server.is_clean("k")
+
 
 class TestConnections:
     def test_database_user_password_and_prefix_are_those_of_the_application(self, server: Server) -> None:

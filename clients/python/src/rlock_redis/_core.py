@@ -409,13 +409,14 @@ class Engine:
                 if isinstance(item, Hold) and item._options.session is not None and item._options.renew:
                     item.due = min(item.due, now + item.pause)
 
-    def end(self, hold: Hold) -> bool:
-        """Ends the belief in a hold. Returns whether it was held until now."""
+    def end(self, hold: Hold) -> bool | None:
+        """Ends the belief in a hold. Returns whether it was held until now, None if `poll` has ended it before."""
         with self._lock:
+            if hold._state != "held":
+                return None
             held = hold.held
             self._items.discard(hold)
-            if hold._state == "held":
-                hold._state = "released" if held else "lost"
+            hold._state = "released" if held else "lost"
         return held
 
 
@@ -1024,8 +1025,9 @@ class Base(Generic[H, L, S]):
             holds = {id(hold): hold for stack in self._held.values() for hold in stack}
             self._held.clear()
         for hold in holds.values():
-            if self._engine.end(hold):
-                hold._ended(False)
+            was_held = self._engine.end(hold)
+            if was_held is not None:
+                hold._ended(not was_held)
                 self._background(hold._release_errand(None, CLOSE_WITHIN))
         end = time.monotonic() + CLOSE_WITHIN
         while (self._boxes or self._engine.errands()) and time.monotonic() < end:
