@@ -255,6 +255,17 @@ class TestLoss:
 
         run(main)
 
+    def test_loss_that_the_end_of_the_block_sees_cancels_nothing_later(self, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                with pytest.raises(LockLost):
+                    async with client.lock("k"), client.lock("l"):
+                        clock.ahead += 31  # The release of the one lock sees the loss of the other.
+                await asyncio.sleep(0.01)
+
+        run(main)
+
     def test_block_that_ends_normally_after_the_loss_fails(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:
