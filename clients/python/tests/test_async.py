@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -354,6 +355,28 @@ class TestCancelling:
                 await asyncio.gather(task, return_exceptions=True)
                 proxy.stalled = False
                 await eventually(lambda: server.is_clean("k"))
+
+        run(main)
+
+    def test_request_that_fails_after_its_caller_was_cancelled_is_no_unhandled_error(
+        self, server: Server, proxy: Proxy
+    ) -> None:
+        async def main() -> None:
+            unhandled: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+            async with client_of(proxy.port) as client:
+                await client.lock("other").acquire()
+                proxy.deaf = True
+                task = asyncio.create_task(client.lock("k").acquire())
+                await eventually(lambda: server.holders("k"))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                proxy.cut()
+                proxy.deaf = False
+                await eventually(lambda: server.is_clean("k"))
+            del task  # Its traceback has the request.
+            gc.collect()
+            assert not unhandled
 
         run(main)
 

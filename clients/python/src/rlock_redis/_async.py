@@ -223,6 +223,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         task = self._spawn(self._call_now(key, commands, timeout, box))
         timer = asyncio.get_running_loop().call_later(timeout, task.cancel)
         task.add_done_callback(lambda _: timer.cancel())
+        task.add_done_callback(lambda _: task.cancelled() or task.exception())  # A cancelled caller retrieves none.
         if box is not None:
             box.call = task
         await asyncio.wait({task})
