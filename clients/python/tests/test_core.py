@@ -118,7 +118,7 @@ class TestHold:
         now = SimpleNamespace(time=1000.0)
         client = RLockClient(redis.Redis(), clock=lambda: now.time)
         client.max_lease = _core.FOREVER
-        attempt = Attempt(client, Target("mutex", (b"k",)), Options(lease=10, **options), "me", Mailbox(_Box()))
+        attempt = Attempt(client, Target("mutex", (b"k",)), Options(**{"lease": 10, **options}), "me", Mailbox(_Box()))
         hold = client._hold_class(attempt, [5], now.time)
         client._engine.add(hold)
         return hold, now
@@ -157,6 +157,17 @@ class TestHold:
         assert release[0] == "RLOCK.RELEASE"
         assert release[-2:] == ("TOKEN", 5)
         assert release[4] < following.id
+
+    def test_hold_that_the_clock_ended_is_not_released_if_its_lease_ends_within_the_pause(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hold, now = self.make(lease=0.01)
+        for ahead in (0.01, 0.05):
+            now.time += ahead
+            assert not hold._client._engine.poll()[1]
+        assert hold.lost
+        assert not hold._client._engine.errands()
+        assert not caplog.messages
 
     def test_release_has_the_lower_number_if_the_owner_goes_on_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         hold, _ = self.make()

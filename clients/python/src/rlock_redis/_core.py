@@ -379,7 +379,8 @@ class Engine:
                 errand, hold._is_settled = hold._release_errand(None), True
                 errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
                 errand.retry(now)
-                self._items.add(errand)
+                if errand.due < errand.until:
+                    self._items.add(errand)
                 wake = min(wake, errand.due - now)
             return lost, groups, max(0.0, wake) if self._items else None
 
