@@ -386,6 +386,42 @@ class TestHolding:
                 client.lock("k").release()
             assert not client._engine.errands(), "it is released once"
 
+    @pytest.mark.parametrize("blocking", [True, False])
+    @pytest.mark.parametrize("keys", ["a", "ab", "bc"])
+    def test_hold_that_the_clock_ended_is_released_before_its_owner_goes_on(
+        self, keys: str, blocking: bool, server: Server
+    ) -> None:
+        clock = Clock()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            former = client.multi_lock("ab").acquire()
+            clock.ahead += 31
+            assert former
+            assert former.wait(3)
+            with pytest.raises(LockLost):
+                client.multi_lock("ab").release()
+            hold = client.multi_lock(keys).acquire(blocking)
+            assert hold
+            assert hold.held
+            eventually(lambda: not client._engine.errands())
+            assert [server.holders(key) for key in "abc"] == [key in keys for key in "abc"]
+
+    def test_permits_of_a_hold_that_the_clock_ended_are_released_before_their_owner_goes_on(
+        self, server: Server
+    ) -> None:
+        clock = Clock()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            semaphore = client.semaphore("k", owner="me")
+            semaphore.init(9)
+            former = semaphore.acquire()
+            clock.ahead += 31
+            assert former
+            assert former.wait(3)
+            with pytest.raises(LockLost):
+                semaphore.release()
+            assert semaphore.acquire()
+            eventually(lambda: not client._engine.errands())
+            assert server.admin.execute_command("RSEMAPHORE.HOLDS", "k", "me") == 1
+
     def test_losses_are_told_and_renewals_go_on_when_no_thread_can_be_started(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -455,6 +491,17 @@ class TestReleasing:
         client.lock("k", owner="me").release()
         assert not caplog.messages
         assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == 1
+
+    def test_permits_that_a_newer_request_of_their_owner_keeps_are_a_warning(
+        self, client: RLockClient, server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        semaphore = client.semaphore("k", owner="me")
+        semaphore.init(9)
+        semaphore.acquire()
+        newer = int(time.time() * 1e6) + 3_600_000_000
+        server.admin.execute_command("RSEMAPHORE.ACQUIRE", "k", "me", "REQ", newer)
+        semaphore.release()
+        assert "STALE" in caplog.text
 
     def test_keep_is_refused_where_it_does_not_exist(self, client: RLockClient) -> None:
         with client.write_lock("k") as hold, pytest.raises(ValueError, match="keep"):

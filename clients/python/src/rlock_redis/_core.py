@@ -239,8 +239,11 @@ class Errand(Item):
 
     due = 0.0
 
-    def __init__(self, key: bytes, commands: Sequence[Command], until: float, timeout: float, what: str) -> None:
-        self.key, self._commands, self.until, self.timeout, self.what = key, commands, until, timeout, what
+    def __init__(
+        self, target: Target, owner: str, commands: Sequence[Command], until: float, timeout: float, what: str
+    ) -> None:
+        self.target, self.key, self.owner = target, target.keys[0], owner
+        self._commands, self.until, self.timeout, self.what = commands, until, timeout, f"{what} {target}"
 
     def commands(self) -> Sequence[Command]:
         return self._commands
@@ -251,7 +254,8 @@ class Errand(Item):
             self.retry(now)
             return False
         for problem in problems:
-            if isinstance(problem, e.Refused) and problem.code != "STALE":
+            # A newer request of this owner shares the hold. It does not share the permits of a semaphore.
+            if isinstance(problem, e.Refused) and (problem.code != "STALE" or self.target.kind == "semaphore"):
                 log.warning("%s was refused: %s", self.what, problem)
         return True
 
@@ -332,7 +336,7 @@ class Hold(Item):
         may_outlast = self.until <= now or self._options.session is not None
         until = min(now + self._lease if may_outlast else self.until, now + within)
         command = self._target.command("RELEASE", self.owner, *options)
-        return Errand(self.key, [command], until, self.timeout, f"the release of {self._target}")
+        return Errand(self._target, self.owner, [command], until, self.timeout, "the release of")
 
 
 class Engine:
@@ -340,15 +344,15 @@ class Engine:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._items: set[Item] = set()
+        self._items: dict[Item, None] = {}  # In order: a newer request of an owner makes its older ones stale.
 
     def add(self, item: Item) -> None:
         with self._lock:
             # The claim or the lease bounds what stays behind.
             if isinstance(item, Hold) or len(self.errands()) < MAX_SETTLEMENTS:
-                self._items.add(item)
+                self._items[item] = None
 
-    def errands(self) -> list[Item]:
+    def errands(self) -> list[Errand]:
         return [item for item in list(self._items) if isinstance(item, Errand)]
 
     def poll(self) -> tuple[list[Hold], dict[float, list[Item]], float | None]:
@@ -359,7 +363,7 @@ class Engine:
         with self._lock:
             for item in list(self._items):
                 if now >= item.until:
-                    self._items.discard(item)
+                    self._items.pop(item, None)
                     if isinstance(item, Hold):
                         item._state = "lost"
                         lost.append(item)
@@ -380,7 +384,7 @@ class Engine:
                 errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
                 errand.retry(now)
                 if errand.due < errand.until:
-                    self._items.add(errand)
+                    self._items[errand] = None
                 wake = min(wake, errand.due - now)
             return lost, groups, max(0.0, wake) if self._items else None
 
@@ -393,7 +397,7 @@ class Engine:
                 item.under_way -= 1
                 try:
                     if item in self._items and item.take(replies[at : at + count], sent, now):
-                        self._items.discard(item)
+                        self._items.pop(item, None)
                 except Exception as error:  # The other items have to hear their answers.
                     log.warning("the answer %r was not understood: %s", replies[at : at + count], error)
                     item.retry(now)
@@ -410,13 +414,21 @@ class Engine:
                 if isinstance(item, Hold) and item._options.session is not None and item._options.renew:
                     item.due = min(item.due, now + item.pause)
 
+    def hasten(self, owner: str, keys: Sequence[bytes]) -> bool:
+        """Whether errands of this owner for these keys are left. They become due at once."""
+        with self._lock:
+            left = [x for x in self.errands() if x.owner == owner and not set(keys).isdisjoint(x.target.keys)]
+            for errand in left:
+                errand.due = 0.0
+            return bool(left)
+
     def end(self, hold: Hold) -> bool | None:
         """Ends the belief in a hold. Returns whether it was held until now, None if `poll` has ended it before."""
         with self._lock:
             if hold._state != "held":
                 return None
             held = hold.held
-            self._items.discard(hold)
+            self._items.pop(hold, None)
             hold._state = "released" if held else "lost"
         return held
 
@@ -449,8 +461,8 @@ class Attempt:
         command, client = self.target.command, self.client
         cancel = command("CANCEL", self.owner, "REQ", self.id)
         release = command("RELEASE", self.owner, "REQ", self.release_id)
-        until, what = client.clock() + self.lease, f"settling {self.target}"
-        return Errand(self.target.keys[0], [cancel, release], until, client.command_timeout, what)
+        until = client.clock() + self.lease
+        return Errand(self.target, self.owner, [cancel, release], until, client.command_timeout, "settling")
 
     async def _ask(self, timeout: float, *options: Any) -> list[int]:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
@@ -502,6 +514,11 @@ class Attempt:
             self._words += ("GRACE", round(self.options.grace * 1000))
         while clock() < self._end:
             try:
+                # A RELEASE that arrives after this request would be stale, and leave what this request does not share.
+                has_time = clock() + pause < self._end and (waits or pause == SHORT_PAUSE)
+                if has_time and self.client._engine.hasten(self.owner, self.target.keys):
+                    self.client._wake()
+                    raise Unavailable("a former hold of this owner has not been released yet")
                 self.lease = min(self.options.lease, self.client.max_lease or await self._learn())
                 options: Command = ()
                 if waits:
@@ -1006,7 +1023,7 @@ class Base(Generic[H, L, S]):
                 except NotOwner:
                     was_held = is_repeated  # The first of the two has ended it.
                 except LockError as error:
-                    if error.code != "STALE":  # A newer request of this owner has the hold.
+                    if error.code != "STALE" or target.kind == "semaphore":  # As for an errand.
                         log.warning("%s was refused: %s", errand.what, error)
                 is_done = True
                 break
