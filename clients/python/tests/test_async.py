@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -254,6 +256,17 @@ class TestLoss:
 
         run(main)
 
+    def test_loss_that_the_end_of_the_block_sees_cancels_nothing_later(self, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                with pytest.raises(LockLost):
+                    async with client.lock("k"), client.lock("l"):
+                        clock.ahead += 31  # The release of the one lock sees the loss of the other.
+                await asyncio.sleep(0.01)
+
+        run(main)
+
     def test_block_that_ends_normally_after_the_loss_fails(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:
@@ -304,6 +317,25 @@ class TestCancelling:
 
         run(main)
 
+    def test_settlement_of_a_late_answer_spares_the_next_hold(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port) as client:
+                lock = client.lock("k", owner="me")
+                await client.lock("other").acquire()
+                proxy.deaf = True
+                cancelled = asyncio.create_task(lock.acquire())
+                await eventually(lambda: server.holders("k"))
+                cancelled.cancel()
+                await asyncio.gather(cancelled, return_exceptions=True)
+                following = asyncio.create_task(lock.acquire())
+                await asyncio.sleep(0.05)
+                proxy.deaf = False
+                hold = await following
+                await eventually(lambda: not client._boxes and not client._engine.errands())
+                assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+
+        run(main)
+
     def test_cancelled_release_is_completed(self, server: Server, proxy: Proxy) -> None:
         async def main() -> None:
             async with client_of(proxy.port) as client:
@@ -323,6 +355,28 @@ class TestCancelling:
                 await asyncio.gather(task, return_exceptions=True)
                 proxy.stalled = False
                 await eventually(lambda: server.is_clean("k"))
+
+        run(main)
+
+    def test_request_that_fails_after_its_caller_was_cancelled_is_no_unhandled_error(
+        self, server: Server, proxy: Proxy
+    ) -> None:
+        async def main() -> None:
+            unhandled: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+            async with client_of(proxy.port) as client:
+                await client.lock("other").acquire()
+                proxy.deaf = True
+                task = asyncio.create_task(client.lock("k").acquire())
+                await eventually(lambda: server.holders("k"))
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                proxy.cut()
+                proxy.deaf = False
+                await eventually(lambda: server.is_clean("k"))
+            del task  # Its traceback has the request.
+            gc.collect()
+            assert not unhandled
 
         run(main)
 
@@ -403,6 +457,20 @@ def test_close_ends_waits_releases_holds_and_leaves_no_task_or_connection(server
     run(main)
 
 
+def test_close_tells_a_loss_that_the_timer_has_not_seen(server: Server) -> None:
+    async def main() -> None:
+        clock, told = Clock(), []
+        client = AsyncRLockClient(redis.asyncio.Redis(port=server.port), clock=clock)
+        hold = await client.lock("k", on_lost=told.append).acquire()
+        clock.ahead += 31
+        await client.aclose()
+        assert told == [hold]
+        await asyncio.wait_for(hold.wait(), 1)
+        assert server.is_clean("k")
+
+    run(main)
+
+
 def test_loss_of_the_leadership_cancels_the_work_and_the_task_stands_again(server: Server) -> None:
     async def main() -> None:
         async with client_of(server.port) as client:
@@ -420,6 +488,19 @@ def test_loss_of_the_leadership_cancels_the_work_and_the_task_stands_again(serve
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert server.is_clean("k")
+
+    run(main)
+
+
+def test_fork_leaves_the_connections_of_a_running_loop_alone(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+            await client.lock("k").acquire()
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            await asyncio.to_thread(os.waitpid, child, 0)
+            assert await client.lock("l").acquire(blocking=False)
 
     run(main)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,7 +118,7 @@ class TestHold:
         now = SimpleNamespace(time=1000.0)
         client = RLockClient(redis.Redis(), clock=lambda: now.time)
         client.max_lease = _core.FOREVER
-        attempt = Attempt(client, Target("mutex", (b"k",)), Options(lease=10, **options), "me", Mailbox(_Box()))
+        attempt = Attempt(client, Target("mutex", (b"k",)), Options(**{"lease": 10, **options}), "me", Mailbox(_Box()))
         hold = client._hold_class(attempt, [5], now.time)
         client._engine.add(hold)
         return hold, now
@@ -156,6 +158,17 @@ class TestHold:
         assert release[-2:] == ("TOKEN", 5)
         assert release[4] < following.id
 
+    def test_hold_that_the_clock_ended_is_not_released_if_its_lease_ends_within_the_pause(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hold, now = self.make(lease=0.01)
+        for ahead in (0.01, 0.05):
+            now.time += ahead
+            assert not hold._client._engine.poll()[1]
+        assert hold.lost
+        assert not hold._client._engine.errands()
+        assert not caplog.messages
+
     def test_release_has_the_lower_number_if_the_owner_goes_on_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         hold, _ = self.make()
         client, target, ids, following = hold._client, hold._target, _core._ids, []
@@ -171,6 +184,21 @@ class TestHold:
         monkeypatch.setattr(_core, "_ids", Slow())
         (release,) = hold._release_errand(None).commands()
         assert release[4] < following[0].id
+
+    def test_answer_that_is_not_understood_keeps_no_other_one_from_its_hold(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hold, now = self.make()
+        other, _ = self.make()
+        engine, now.time = hold._client._engine, now.time + 4
+        engine.poll()
+        other.under_way = 1
+        engine.add(other)
+        engine.answered([hold, other], [[1, 2], 10_000], now.time)
+        assert hold.under_way == other.under_way == 0
+        assert other.due == pytest.approx(now.time + 10 / 3)
+        assert hold.due == pytest.approx(now.time + 0.05)
+        assert "[1, 2]" in caplog.text
 
     def test_renewal_prolongs_from_the_moment_before_it_was_sent(self) -> None:
         hold, now = self.make()
@@ -232,6 +260,13 @@ def test_release_has_a_lower_number_than_the_next_request_of_its_owner(client_cl
     assert release[4] < following.id
 
 
+@pytest.mark.parametrize("kind", ["mutex", "semaphore"])
+def test_stale_release_of_an_errand_is_a_warning_only_for_permits(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    errand = _core.Errand(Target(kind, (b"k",)), "me", [], 0, 1, "the release of")
+    assert errand.take([x.ResponseError("STALE x")], 0, 0)
+    assert bool(caplog.messages) == (kind == "semaphore")
+
+
 class TestCluster:
     """A cluster whose slots have moved from one node to another; the application's client loads that when asked."""
 
@@ -274,6 +309,7 @@ class TestCluster:
             lock, app.master = client.lock("k"), app.new
             assert await lock._acquire(timeout=0.3) is None
             assert len(asked) == 1
+            await asyncio.to_thread(eventually, lambda: not client._engine.errands())  # They load the map, too.
             app.master = app.old
             assert await lock._acquire(timeout=5)
             assert subscribed[:2] == [app.new.name, app.old.name]
@@ -327,6 +363,37 @@ def test_request_ids_begin_at_the_wall_clock_and_rise() -> None:
     ids = list(itertools.islice(_core._ids, 3))
     assert ids == sorted(ids)
     assert abs(ids[0] / 1e6 - time.time()) < 3600
+
+
+def in_fork(function: Callable[[], Any]) -> str:
+    """What the function returns in a forked child, as text."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, str(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        result = pipe.read()
+    os.waitpid(child, 0)
+    return result
+
+
+@pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
+def test_forked_child_has_a_new_identity(client_class: Any) -> None:
+    client = client_class(redis.Redis())
+    first, second = in_fork(lambda: client.id), in_fork(lambda: client.id)
+    assert len({client.id, first, second}) == 3
+
+
+@pytest.mark.parametrize("ahead", [-3_600_000_000, 3_600_000_000])
+def test_request_ids_rise_over_a_fork(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also above those of a child that came before, whose owner has the same name."""
+    parents, now = int(time.time() * 1e6) + ahead, int(time.time() * 1e6)
+    monkeypatch.setattr(_core, "_ids", itertools.count(parents))
+    assert int(in_fork(lambda: next(_core._ids))) >= max(parents, now)
 
 
 def test_lease_and_client_are_checked() -> None:

@@ -386,6 +386,64 @@ class TestHolding:
                 client.lock("k").release()
             assert not client._engine.errands(), "it is released once"
 
+    @pytest.mark.parametrize("blocking", [True, False])
+    @pytest.mark.parametrize("keys", ["a", "ab", "bc"])
+    def test_hold_that_the_clock_ended_is_released_before_its_owner_goes_on(
+        self, keys: str, blocking: bool, server: Server
+    ) -> None:
+        clock = Clock()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            former = client.multi_lock("ab").acquire()
+            clock.ahead += 31
+            assert former
+            assert former.wait(3)
+            with pytest.raises(LockLost):
+                client.multi_lock("ab").release()
+            hold = client.multi_lock(keys).acquire(blocking)
+            assert hold
+            assert hold.held
+            eventually(lambda: not client._engine.errands())
+            assert [server.holders(key) for key in "abc"] == [key in keys for key in "abc"]
+
+    def test_permits_of_a_hold_that_the_clock_ended_are_released_before_their_owner_goes_on(
+        self, server: Server
+    ) -> None:
+        clock = Clock()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            semaphore = client.semaphore("k", owner="me")
+            semaphore.init(9)
+            former = semaphore.acquire()
+            clock.ahead += 31
+            assert former
+            assert former.wait(3)
+            with pytest.raises(LockLost):
+                semaphore.release()
+            assert semaphore.acquire()
+            eventually(lambda: not client._engine.errands())
+            assert server.admin.execute_command("RSEMAPHORE.HOLDS", "k", "me") == 1
+
+    def test_losses_are_told_and_renewals_go_on_when_no_thread_can_be_started(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = Clock()
+
+        def refuses(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            locks = [client.lock(f"k{n}", lease=10, renew=False, on_lost=print) for n in range(3)]
+            holds = [lock.acquire() for lock in locks]
+            renewed = client.lock("renewed", lease=30).acquire()
+            assert renewed
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuses)
+                clock.ahead += 11
+                assert all(hold and hold.wait(3) for hold in holds)
+                time.sleep(1)  # The timer polls several times.
+            eventually(lambda: renewed.remaining > 28)
+            assert renewed.under_way == 0
+            eventually(lambda: all(server.is_clean(f"k{n}") for n in range(3)))
+
     def test_fixed_lease_ends(self, client: RLockClient, server: Server) -> None:
         hold = client.lock("k", lease=0.4, renew=False).acquire()
         assert hold
@@ -434,6 +492,17 @@ class TestReleasing:
         assert not caplog.messages
         assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == 1
 
+    def test_permits_that_a_newer_request_of_their_owner_keeps_are_a_warning(
+        self, client: RLockClient, server: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        semaphore = client.semaphore("k", owner="me")
+        semaphore.init(9)
+        semaphore.acquire()
+        newer = int(time.time() * 1e6) + 3_600_000_000
+        server.admin.execute_command("RSEMAPHORE.ACQUIRE", "k", "me", "REQ", newer)
+        semaphore.release()
+        assert "STALE" in caplog.text
+
     def test_keep_is_refused_where_it_does_not_exist(self, client: RLockClient) -> None:
         with client.write_lock("k") as hold, pytest.raises(ValueError, match="keep"):
             client.write_lock("k").release(keep=1)
@@ -478,6 +547,19 @@ class TestReleasing:
         eventually(lambda: server.is_clean("k"))
         eventually(lambda: threading.active_count() <= threads)
         eventually(lambda: len(server.admin.client_list()) <= before)
+
+    def test_close_tells_a_loss_that_the_timer_has_not_seen(self, server: Server) -> None:
+        clock, told = Clock(), threading.Event()
+        client = RLockClient(redis.Redis(port=server.port), clock=clock)
+        client._poll = lambda: 60.0  # It sees none.
+        hold = client.lock("k", on_lost=lambda _: told.set()).acquire()
+        clock.ahead += 31
+        del client._poll
+        client.close()
+        assert hold
+        assert hold.wait(0)
+        assert told.wait(5)
+        assert server.is_clean("k")
 
 
 class TestConnections:

@@ -49,8 +49,8 @@ class AsyncHold(Hold):
 
     def _ended(self, lost: bool) -> None:
         self._end_event.set()
-        if lost and self._task is not None and not _is_cancelled(self._task):
-            self._interrupted = self._task.cancel(self)
+        if lost:  # Not at once: the task may be leaving the block, and would be cancelled in what follows.
+            asyncio.get_running_loop().call_soon(self._interrupt)
         if lost and self._options.on_lost is not None:
             try:
                 result = self._options.on_lost(self)
@@ -58,6 +58,10 @@ class AsyncHold(Hold):
                     self._client._spawn(c.done(result))
             except Exception:
                 log.exception("on_lost failed")
+
+    def _interrupt(self) -> None:
+        if self._task is not None and not _is_cancelled(self._task):
+            self._interrupted = self._task.cancel(self)
 
     def _lost_instead(self, error: BaseException | None) -> bool:
         """Whether the cancellation that ends the block is ours alone."""
@@ -150,6 +154,8 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
     _disconnect: ClassVar[dict[str, bool]] = {"nowait": True}
 
     def _begin(self) -> None:
+        # Kept in a forked child: a connection closes when it is deleted, and the parent's loop would stop watching it.
+        self._inherited = vars(self).copy()
         super()._begin()
         self._names: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -217,6 +223,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         task = self._spawn(self._call_now(key, commands, timeout, box))
         timer = asyncio.get_running_loop().call_later(timeout, task.cancel)
         task.add_done_callback(lambda _: timer.cancel())
+        task.add_done_callback(lambda _: task.cancelled() or task.exception())  # A cancelled caller retrieves none.
         if box is not None:
             box.call = task
         await asyncio.wait({task})

@@ -14,10 +14,12 @@ import inspect
 import itertools
 import logging
 import math
+import os
 import re
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar, cast
@@ -49,6 +51,19 @@ FOREVER = math.inf
 
 # The ids of an owner must rise, also over a restart of the process.
 _ids = itertools.count(time.time_ns() // 1000)
+_clients: weakref.WeakSet[Base[Any, Any, Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    global _ids
+    # A child that is replaced by another one has used ids above the parent's.
+    _ids = itertools.count(max(next(_ids), time.time_ns() // 1000))
+    for client in _clients:
+        client._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class SteadyClock:
@@ -224,8 +239,11 @@ class Errand(Item):
 
     due = 0.0
 
-    def __init__(self, key: bytes, commands: Sequence[Command], until: float, timeout: float, what: str) -> None:
-        self.key, self._commands, self.until, self.timeout, self.what = key, commands, until, timeout, what
+    def __init__(
+        self, target: Target, owner: str, commands: Sequence[Command], until: float, timeout: float, what: str
+    ) -> None:
+        self.target, self.key, self.owner = target, target.keys[0], owner
+        self._commands, self.until, self.timeout, self.what = commands, until, timeout, f"{what} {target}"
 
     def commands(self) -> Sequence[Command]:
         return self._commands
@@ -236,7 +254,8 @@ class Errand(Item):
             self.retry(now)
             return False
         for problem in problems:
-            if isinstance(problem, e.Refused) and problem.code != "STALE":
+            # A newer request of this owner shares the hold. It does not share the permits of a semaphore.
+            if isinstance(problem, e.Refused) and (problem.code != "STALE" or self.target.kind == "semaphore"):
                 log.warning("%s was refused: %s", self.what, problem)
         return True
 
@@ -317,7 +336,7 @@ class Hold(Item):
         may_outlast = self.until <= now or self._options.session is not None
         until = min(now + self._lease if may_outlast else self.until, now + within)
         command = self._target.command("RELEASE", self.owner, *options)
-        return Errand(self.key, [command], until, self.timeout, f"the release of {self._target}")
+        return Errand(self._target, self.owner, [command], until, self.timeout, "the release of")
 
 
 class Engine:
@@ -325,15 +344,15 @@ class Engine:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._items: set[Item] = set()
+        self._items: dict[Item, None] = {}  # In order: a newer request of an owner makes its older ones stale.
 
     def add(self, item: Item) -> None:
         with self._lock:
             # The claim or the lease bounds what stays behind.
             if isinstance(item, Hold) or len(self.errands()) < MAX_SETTLEMENTS:
-                self._items.add(item)
+                self._items[item] = None
 
-    def errands(self) -> list[Item]:
+    def errands(self) -> list[Errand]:
         return [item for item in list(self._items) if isinstance(item, Errand)]
 
     def poll(self) -> tuple[list[Hold], dict[float, list[Item]], float | None]:
@@ -344,7 +363,7 @@ class Engine:
         with self._lock:
             for item in list(self._items):
                 if now >= item.until:
-                    self._items.discard(item)
+                    self._items.pop(item, None)
                     if isinstance(item, Hold):
                         item._state = "lost"
                         lost.append(item)
@@ -364,7 +383,8 @@ class Engine:
                 errand, hold._is_settled = hold._release_errand(None), True
                 errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
                 errand.retry(now)
-                self._items.add(errand)
+                if errand.due < errand.until:
+                    self._items[errand] = None
                 wake = min(wake, errand.due - now)
             return lost, groups, max(0.0, wake) if self._items else None
 
@@ -375,8 +395,12 @@ class Engine:
             for item in items:
                 count = len(item.commands())
                 item.under_way -= 1
-                if item in self._items and item.take(replies[at : at + count], sent, now):
-                    self._items.discard(item)
+                try:
+                    if item in self._items and item.take(replies[at : at + count], sent, now):
+                        self._items.pop(item, None)
+                except Exception as error:  # The other items have to hear their answers.
+                    log.warning("the answer %r was not understood: %s", replies[at : at + count], error)
+                    item.retry(now)
                 at += count
 
     def failed(self, items: Iterable[Item]) -> None:
@@ -390,13 +414,22 @@ class Engine:
                 if isinstance(item, Hold) and item._options.session is not None and item._options.renew:
                     item.due = min(item.due, now + item.pause)
 
-    def end(self, hold: Hold) -> bool:
-        """Ends the belief in a hold. Returns whether it was held until now."""
+    def hasten(self, owner: str, keys: Sequence[bytes]) -> bool:
+        """Whether errands of this owner for these keys are left. They become due at once."""
         with self._lock:
+            left = [x for x in self.errands() if x.owner == owner and not set(keys).isdisjoint(x.target.keys)]
+            for errand in left:
+                errand.due = 0.0
+            return bool(left)
+
+    def end(self, hold: Hold) -> bool | None:
+        """Ends the belief in a hold. Returns whether it was held until now, None if `poll` has ended it before."""
+        with self._lock:
+            if hold._state != "held":
+                return None
             held = hold.held
-            self._items.discard(hold)
-            if hold._state == "held":
-                hold._state = "released" if held else "lost"
+            self._items.pop(hold, None)
+            hold._state = "released" if held else "lost"
         return held
 
 
@@ -419,16 +452,17 @@ class Attempt:
     def __init__(self, client: Base[Any, Any, Any], target: Target, options: Options, owner: str, box: Mailbox) -> None:
         self.client, self.target, self.options, self.owner, self.box = client, target, options, owner, box
         self.lease = options.lease
-        self.id, self._end = next(_ids), FOREVER
+        self.id, self.release_id, self._end = next(_ids), 0, FOREVER
         self.uncertain = self._lost_reply = False  # Whether the server may know of this attempt; and why.
         self._words: Command = () if options.session is None else ("SESSION", milliseconds(options.session))
         self._words += () if options.note is None else ("NOTE", options.note)
 
     def settlement(self) -> Errand:
         command, client = self.target.command, self.client
-        commands = [command("CANCEL", self.owner, "REQ", self.id), command("RELEASE", self.owner, "REQ", next(_ids))]
-        until, what = client.clock() + self.lease, f"settling {self.target}"
-        return Errand(self.target.keys[0], commands, until, client.command_timeout, what)
+        cancel = command("CANCEL", self.owner, "REQ", self.id)
+        release = command("RELEASE", self.owner, "REQ", self.release_id)
+        until = client.clock() + self.lease
+        return Errand(self.target, self.owner, [cancel, release], until, client.command_timeout, "settling")
 
     async def _ask(self, timeout: float, *options: Any) -> list[int]:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
@@ -480,6 +514,11 @@ class Attempt:
             self._words += ("GRACE", round(self.options.grace * 1000))
         while clock() < self._end:
             try:
+                # A RELEASE that arrives after this request would be stale, and leave what this request does not share.
+                has_time = clock() + pause < self._end and (waits or pause == SHORT_PAUSE)
+                if has_time and self.client._engine.hasten(self.owner, self.target.keys):
+                    self.client._wake()
+                    raise Unavailable("a former hold of this owner has not been released yet")
                 self.lease = min(self.options.lease, self.client.max_lease or await self._learn())
                 options: Command = ()
                 if waits:
@@ -690,6 +729,7 @@ class Base(Generic[H, L, S]):
         configured = None if self.is_cluster else redis.connection_pool.connection_kwargs.get("socket_timeout")
         self.command_timeout = float(command_timeout or configured or 5.0)
         self._begin()
+        _clients.add(self)
 
     def _begin(self) -> None:
         """A new identity, at the start and after a fork."""
@@ -860,8 +900,17 @@ class Base(Generic[H, L, S]):
         for hold in lost:
             hold._ended(True)
         for timeout, items in groups.items():
-            self._spawn(self._send(timeout, items))
+            self._start(self._send(timeout, items), items)
         return pause
+
+    def _start(self, request: Coroutine[Any, Any, None], items: list[Item]) -> None:
+        """Sends these items in the background, or later if no thread can be started."""
+        try:
+            self._spawn(request)
+        except RuntimeError as error:
+            request.close()
+            log.warning("a request in the background has to wait: %s", error)
+            self._engine.failed(items)
 
     async def _send(self, timeout: float, items: list[Item]) -> None:
         servers: dict[str, list[Item]] = {}
@@ -872,7 +921,7 @@ class Base(Generic[H, L, S]):
                 self._engine.failed([item])
         *others, last = servers.values() or [[]]
         for batch in others:  # No server delays the renewals of another one.
-            self._spawn(self._send_batch(timeout, batch))
+            self._start(self._send_batch(timeout, batch), batch)
         if last:
             await self._send_batch(timeout, last)
 
@@ -948,6 +997,7 @@ class Base(Generic[H, L, S]):
             return hold
         finally:
             if attempt is not None and attempt.uncertain:
+                attempt.release_id = next(_ids)  # Before the owner can acquire again.
                 self._settle(attempt)
             else:
                 self._boxes.discard(box)
@@ -973,7 +1023,7 @@ class Base(Generic[H, L, S]):
                 except NotOwner:
                     was_held = is_repeated  # The first of the two has ended it.
                 except LockError as error:
-                    if error.code != "STALE":  # A newer request of this owner has the hold.
+                    if error.code != "STALE" or target.kind == "semaphore":  # As for an errand.
                         log.warning("%s was refused: %s", errand.what, error)
                 is_done = True
                 break
@@ -993,8 +1043,9 @@ class Base(Generic[H, L, S]):
             holds = {id(hold): hold for stack in self._held.values() for hold in stack}
             self._held.clear()
         for hold in holds.values():
-            if self._engine.end(hold):
-                hold._ended(False)
+            was_held = self._engine.end(hold)
+            if was_held is not None:
+                hold._ended(not was_held)
                 self._background(hold._release_errand(None, CLOSE_WITHIN))
         end = time.monotonic() + CLOSE_WITHIN
         while (self._boxes or self._engine.errands()) and time.monotonic() < end:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import selectors
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,7 +42,10 @@ class SyncHold(Hold):
     def _ended(self, lost: bool) -> None:
         self._end_event.set()
         if lost and self._options.on_lost is not None:
-            _thread(self._options.on_lost, self)  # It may block, and must not delay the loss of another hold.
+            try:
+                _thread(self._options.on_lost, self)  # It may block, and must not delay the loss of another hold.
+            except RuntimeError:
+                log.exception("on_lost could not be called: no thread can be started")
 
 
 class _Subscriber(Subscriber):
@@ -128,12 +129,6 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
     """
 
     _hold_class, _subscriber_class = SyncHold, _Subscriber
-
-    def __init__(self, redis: Any, **options: Any) -> None:
-        super().__init__(redis, **options)
-        begin = weakref.WeakMethod(self._begin)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: (begin() or (lambda: None))())
 
     def _begin(self) -> None:
         super()._begin()
