@@ -254,10 +254,13 @@ class Errand(Item):
             self.retry(now)
             return False
         for problem in problems:
-            # A newer request of this owner shares the hold. It does not share the permits of a semaphore.
-            if isinstance(problem, e.Refused) and (problem.code != "STALE" or self.target.kind == "semaphore"):
-                log.warning("%s was refused: %s", self.what, problem)
+            self.refused(problem)
         return True
+
+    def refused(self, problem: LockError) -> None:
+        # A newer request of this owner shares the hold. It does not share the permits of a semaphore.
+        if isinstance(problem, e.Refused) and (problem.code != "STALE" or self.target.kind == "semaphore"):
+            log.warning("%s was refused: %s", self.what, problem)
 
 
 class Hold(Item):
@@ -1023,8 +1026,7 @@ class Base(Generic[H, L, S]):
                 except NotOwner:
                     was_held = is_repeated  # The first of the two has ended it.
                 except LockError as error:
-                    if error.code != "STALE" or target.kind == "semaphore":  # As for an errand.
-                        log.warning("%s was refused: %s", errand.what, error)
+                    errand.refused(error)
                 is_done = True
                 break
         finally:  # Also if the caller was cancelled.
