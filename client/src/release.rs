@@ -65,6 +65,7 @@ impl Releasing {
             self.awaited = None;
         }
         let ended = self.release.request.core.common.ended.clone();
+        // Not `run_until_cancelled`, whose future contains the other one twice.
         let outcome = tokio::select! {
             biased;
             () = ended.cancelled() => Err(Error::Closed),
