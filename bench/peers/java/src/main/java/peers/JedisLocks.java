@@ -108,6 +108,9 @@ final class JedisLocks implements Locks {
         }
 
         private void send(String command, String... words) {
+            if (connection == null) {
+                connection = open();
+            }
             connection.sendCommand(() -> SafeEncoder.encode(command), words);
         }
 
@@ -140,9 +143,6 @@ final class JedisLocks implements Locks {
             boolean isRepeated = false;
             while (true) {
                 try {
-                    if (connection == null) {
-                        connection = open();
-                    }
                     send(command, words);
                     return connection.getIntegerReply();
                 } catch (JedisDataException refused) {
