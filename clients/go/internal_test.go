@@ -54,7 +54,7 @@ func TestSubscriptionHearsOnlyItsOwnLink(t *testing.T) {
 	old := &link{address: "a"}
 	s := &subscription{channel: "c", link: &link{address: "b"}, ready: make(chan struct{}), gone: make(chan struct{})}
 	f.subs["c"] = s
-	// The old link was replaced because another node serves the slot, and what it has received is read later.
+	// Another node serves the slot now, so the old link was replaced. Its last messages are read after that.
 	steps := []struct {
 		link        *link
 		kind        string

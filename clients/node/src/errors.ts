@@ -36,7 +36,7 @@ export class Closed extends LockError {}
 
 /** The server cannot answer for the moment, or could not be reached. Worth a retry. */
 export class Unavailable extends LockError {
-  /** The milliseconds after which a retry can succeed, if the server said them. */
+  /** The milliseconds after which a retry can succeed, if the server named them. */
   get retryAfter(): number | undefined {
     const ms = /(\d+) ms left/.exec(this.message)?.[1]
     return ms === undefined ? undefined : Number(ms)

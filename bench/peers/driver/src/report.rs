@@ -144,7 +144,7 @@ impl Report<'_> {
         writeln!(out, "rlock compared with other locks: the same work on the same machine, each with its own client.")?;
         writeln!(
             out,
-            "`make bench-peers` wrote this page. [benchmarks-module.md](benchmarks-module.md) has the costs of the module's parts.\n\
+            "`bench-peers` wrote this page. [benchmarks-module.md](benchmarks-module.md) has the costs of the module's parts.\n\
              Figures are medians of the rounds. Ratios (*times ours*) are medians of the ratios of the single rounds, \
              so they can\ndiffer from the ratio of two figures.\n"
         )?;

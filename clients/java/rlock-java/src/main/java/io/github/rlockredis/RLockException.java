@@ -90,7 +90,7 @@ public abstract sealed class RLockException extends RuntimeException {
         /**
          * When to try again.
          *
-         * @return the milliseconds that the server said, or nothing
+         * @return the milliseconds that the server named, or nothing
          */
         public OptionalLong retryAfterMillis() {
             Matcher left = MILLISECONDS_LEFT.matcher(getMessage());
