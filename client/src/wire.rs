@@ -212,9 +212,11 @@ pub(crate) enum Answer {
 pub(crate) fn answer(value: &Value, keys: usize) -> Result<Answer, Error> {
     let tokens: Option<Vec<u64>> = match value {
         Value::Nil => return Ok(Answer::NotGranted),
-        value if bytes(value).is_ok_and(|word| word == b"WAITING") => return Ok(Answer::Waits),
         Value::Array(values) => values.iter().map(token).collect(),
-        value => token(value).map(|token| vec![token]),
+        value => match token(value) {
+            None if bytes(value).is_ok_and(|word| word == b"WAITING") => return Ok(Answer::Waits),
+            token => token.map(|token| vec![token]),
+        },
     };
     match tokens.filter(|tokens| tokens.len() == keys) {
         Some(tokens) => Ok(Answer::Granted(tokens)),
