@@ -120,7 +120,7 @@ func (c *Client) vacate(name string) {
 type attempt struct {
 	c     *Client
 	r     *request
-	id    int64
+	id    int64     // Its settlement has the next one.
 	until time.Time // Zero: no limit but that of the context.
 	// open is whether the request may be waiting or granted on the server.
 	open bool
@@ -132,8 +132,8 @@ type attempt struct {
 // grant is settled.
 func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 	c, key := a.c, a.r.keys[0]
-	a.id = nextID()
 	c.capLease(ctx, a.r)
+	a.id = nextID()
 	var pause backoff
 	var last error
 	for ctx.Err() == nil {

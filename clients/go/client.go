@@ -186,7 +186,7 @@ func (c *Client) capLease(ctx context.Context, r *request) {
 // request without a reply, each closed when go-redis has finished it.
 func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
 	settlement := [][]any{
-		{strings.TrimSuffix(r.family, "M") + "CANCEL", r.keys[0], r.owner, "REQ", id}, r.command("RELEASE", "REQ", nextID()),
+		{strings.TrimSuffix(r.family, "M") + "CANCEL", r.keys[0], r.owner, "REQ", id}, r.command("RELEASE", "REQ", id+1),
 	}
 	select {
 	case c.settles <- struct{}{}:

@@ -257,19 +257,20 @@ func (g *grant) end(cause error, keep time.Duration) error {
 		g.over = cause
 		g.timer.Stop()
 		g.unwatch()
+		id := nextID() // Lower than those of what the owner acquires afterwards.
 		g.lose(cause)
 		go func() {
 			defer g.c.work.Done()
-			g.result <- g.surrender(left, keep)
+			g.result <- g.surrender(id, left, keep)
 		}()
 	}
 	return g.over
 }
 
 // surrender releases the hold on the server, until it has answered or the lease has passed.
-func (g *grant) surrender(left, keep time.Duration) error {
+func (g *grant) surrender(id int64, left, keep time.Duration) error {
 	key := g.r.keys[0]
-	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", nextID()))
+	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", id))
 	if left <= 0 { // With a session, or after a jump of the clock, the server may hold it still.
 		time.Sleep(min(g.r.effective()/100, time.Second)) // The work stops meanwhile.
 	} else if keep > 0 {

@@ -44,7 +44,9 @@ var lastID atomic.Int64
 
 func init() { lastID.Store(time.Now().UnixMicro()) }
 
-func nextID() int64 { return lastID.Add(1) }
+// nextID returns a number whose successor is not used either: a settlement has a lower number than
+// all later requests, so the server refuses it if it is late.
+func nextID() int64 { return lastID.Add(2) }
 
 // shortest is the shortest lease and grace that leaves time for a renewal.
 const shortest = 10 * time.Millisecond

@@ -683,6 +683,48 @@ func TestSupersededRequestLeavesTheNewerOneAlone(t *testing.T) {
 	}
 }
 
+func TestSettlementLeavesTheNewerHoldOfAnotherClientAlone(t *testing.T) {
+	for request, begin := range map[string]func(context.Context, *bench, *testserver.Proxy, *rlock.Client) *rlock.Hold{
+		"superseded": func(cancellable context.Context, b *bench, proxy *testserver.Proxy, c *rlock.Client) *rlock.Hold {
+			other := must(b.Lock(ctx, "k"))(b)
+			go func() { _, _ = c.Lock(cancellable, "k", rlock.WithOwner("alice")) }()
+			b.waiting("k", 1)
+			proxy.LoseReplies(1000) // Also the message that tells it of its end.
+			newer := later(func() (*rlock.Hold, error) {
+				return b.Lock(ctx, "k", rlock.WithOwner("alice"), rlock.WithNote("newer"))
+			})
+			testserver.Eventually(b, func() bool { return strings.Contains(fmt.Sprint(b.do("RLOCK.WAITERS", "k")), "newer") })
+			_ = other.Release(ctx)
+			return must(newer(b))(b)
+		},
+		"reply lost": func(cancellable context.Context, b *bench, proxy *testserver.Proxy, c *rlock.Client) *rlock.Hold {
+			proxy.LoseReplies(1000)
+			go func() { _, _ = c.TryLock(cancellable, "k", rlock.WithOwner("alice")) }()
+			testserver.Eventually(b, func() bool { return b.do("RLOCK.HOLDS", "k", "alice") == int64(1) })
+			return must(b.TryLock(ctx, "k", rlock.WithOwner("alice")))(b)
+		},
+	} {
+		t.Run(request, func(t *testing.T) {
+			b := newBench(t)
+			proxy := testserver.StartProxy(t, b.Addr)
+			c := b.client(proxy.Addr)
+			must(c.Lock(ctx, "warm"))(t)
+			cancellable, cancel := context.WithCancel(ctx)
+			newer := begin(cancellable, b, proxy, c)
+			cancel()
+			proxy.LoseReplies(0)
+			_ = c.Close() // When it has settled the older request.
+			if b.do("RLOCK.HOLDS", "k", "alice") != int64(1) {
+				t.Fatal("the newer hold has ended")
+			}
+			if err := newer.Release(ctx); err != nil {
+				t.Fatal(err)
+			}
+			b.free("k")
+		})
+	}
+}
+
 func TestQuarantineIsUnavailable(t *testing.T) {
 	b := newBench(t)
 	b.do("CONFIG", "SET", "rlock.quarantine-ms", "3600000")
