@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,43 +57,62 @@ type slot struct {
 
 // admit counts a re-entry of a named owner, and lets its acquisitions wait for each other.
 func (c *Client) admit(ctx context.Context, a *attempt) (*grant, error) {
-	name, key := a.r.name, a.r.keys[0]
-	if name == "" {
-		return a.obtain(ctx)
-	}
+	key := a.r.keys[0]
 	for {
-		c.mu.Lock()
-		s := c.slots[name]
-		if s != nil && s.grant != nil {
-			s.grant.count++
-			c.mu.Unlock()
-			return s.grant, nil
+		g, busy, err := c.occupy(a.r)
+		if g != nil || err != nil {
+			return g, err
 		}
-		if s == nil {
-			s = &slot{done: make(chan struct{})}
-			c.slots[name] = s
-			c.mu.Unlock()
-			g, err := a.obtain(ctx)
-			if err != nil {
-				c.vacate(name)
-				return nil, err
-			}
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			s.grant = g
-			close(s.done)
-			return g, nil
+		if busy == nil {
+			break
 		}
-		c.mu.Unlock()
 		if a.r.timeout == 0 {
 			return nil, &Error{Reason: ErrNotAcquired, Key: key}
 		}
 		select {
-		case <-s.done:
+		case <-busy:
 		case <-ctx.Done():
 			return nil, ended(ctx, key, nil)
 		}
 	}
+	g, err := a.obtain(ctx)
+	if err != nil {
+		c.vacate(a.r)
+	} else if s := a.r.slot; s != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		s.grant = g
+		close(s.done)
+	}
+	return g, err
+}
+
+// occupy takes the places of a request for its slot. It returns the grant if this is a re-entry, and
+// what to wait for if another request of the owner has a place.
+func (c *Client) occupy(r *request) (*grant, <-chan struct{}, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, place := range r.places {
+		s := c.slots[place]
+		switch {
+		case s == nil:
+		case s.grant == nil:
+			return nil, s.done, nil
+		case s.grant.r.kind != r.kind || !slices.Equal(s.grant.r.keys, r.keys) || s.grant.r.permits != r.permits:
+			return nil, nil, fmt.Errorf("rlock: the owner holds %q already, by %v; acquire the same again, or name another owner",
+				r.keys[i], s.grant.r.command("ACQUIRE"))
+		default:
+			s.grant.count++
+			return s.grant, nil, nil
+		}
+	}
+	if r.places != nil {
+		r.slot = &slot{done: make(chan struct{})}
+	}
+	for _, place := range r.places {
+		c.slots[place] = r.slot
+	}
+	return nil, nil, nil
 }
 
 // leave takes one off the count of a grant, and reports whether that was the last one. Its slot stays
@@ -101,18 +121,20 @@ func (c *Client) leave(g *grant) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g.count--
-	if g.count == 0 && g.r.name != "" {
-		c.slots[g.r.name] = &slot{done: make(chan struct{})}
+	if s := g.r.slot; s != nil && g.count == 0 {
+		s.grant, s.done = nil, make(chan struct{})
 	}
 	return g.count == 0
 }
 
-func (c *Client) vacate(name string) {
+func (c *Client) vacate(r *request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s := c.slots[name]; s != nil {
-		delete(c.slots, name)
-		close(s.done)
+	for _, place := range r.places {
+		delete(c.slots, place)
+	}
+	if r.slot != nil {
+		close(r.slot.done)
 	}
 }
 

@@ -51,7 +51,7 @@ type Client struct {
 
 	mu     sync.Mutex
 	closed bool
-	slots  map[string]*slot // Of named owners.
+	slots  map[string]*slot // Of named owners, by place.
 	due    []*grant         // Renewals to be sent together.
 }
 

@@ -108,7 +108,7 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 	result := make(chan error, 1)
 	go func() {
 		err := <-g.result
-		g.c.vacate(g.r.name)
+		g.c.vacate(g.r)
 		result <- err
 	}()
 	if cause != errReleased {

@@ -35,7 +35,8 @@ type request struct {
 	grace   time.Duration // Negative: the server's.
 	owner   string
 	note    string
-	name    string // What a named owner holds once, and "" for others.
+	places  []string // What a named owner holds once: a key, or one mode of it.
+	slot    *slot    // Of a named owner, from its acquisition until its release.
 }
 
 // lastID numbers requests (REQ). It begins at the wall clock, so that a restarted process that names
@@ -62,7 +63,9 @@ func (c *Client) newRequest(k kind, keys []string, permits int64, options []Opti
 	if r.owner == "" {
 		r.owner = fmt.Sprintf("%s:%d", c.id, c.owners.Add(1))
 	} else {
-		r.name = fmt.Sprintf("%v %q %q %d", k, r.keys, r.owner, permits)
+		for _, key := range r.keys {
+			r.places = append(r.places, fmt.Sprintf("%q %q %s", r.owner, key, k.mode))
+		}
 	}
 	switch {
 	case len(keys) == 0:

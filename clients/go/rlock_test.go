@@ -262,6 +262,70 @@ func TestNamedOwnerEntersAgain(t *testing.T) {
 	b.free("k")
 }
 
+func TestNamedOwnerMustAskForTheSameAgain(t *testing.T) {
+	b := newBench(t)
+	must(b.InitSemaphore(ctx, "s", 3, 0))(t)
+	alice := rlock.WithOwner("alice")
+	misuse := func(key string, acquire func() (*rlock.Hold, error)) {
+		t.Helper()
+		var asked *rlock.Error
+		if _, err := acquire(); err == nil || errors.As(err, &asked) || !strings.Contains(err.Error(), fmt.Sprintf("holds %q", key)) {
+			t.Fatal(err)
+		}
+	}
+	one, two := must(b.Lock(ctx, "a", alice))(t), must(b.LockMany(ctx, []string{"c", "d"}, alice))(t)
+	permits := must(b.Acquire(ctx, "s", 2, alice))(t)
+	misuse("a", func() (*rlock.Hold, error) { return b.LockMany(ctx, []string{"b", "a"}, alice) })
+	misuse("a", func() (*rlock.Hold, error) { return b.FairLock(ctx, "a", alice) })
+	misuse("c", func() (*rlock.Hold, error) { return b.TryLock(ctx, "c", alice) })
+	misuse("d", func() (*rlock.Hold, error) { return b.LockMany(ctx, []string{"d", "c"}, alice) })
+	misuse("s", func() (*rlock.Hold, error) { return b.Acquire(ctx, "s", 1, alice) })
+	for _, hold := range []*rlock.Hold{one, two, permits} {
+		held(t, hold)
+		if err := hold.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A request waits for one that ends, and a cancelled one leaves no trace.
+	other := must(b.Lock(ctx, "a"))(t)
+	cancellable, cancel := context.WithCancel(ctx)
+	cancelled := later(func() (*rlock.Hold, error) { return b.LockMany(cancellable, []string{"a", "b"}, alice) })
+	b.waiting("a", 1)
+	small := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "b", alice) })
+	cancel()
+	_, err := cancelled(t)
+	wants(t, err, context.Canceled)
+	misuse("b", func() (*rlock.Hold, error) {
+		must(small(t))(t)
+		return b.LockMany(ctx, []string{"a", "b"}, alice)
+	})
+	_ = other.Release(ctx)
+	must(b.TryLock(ctx, "a", alice))(t)
+}
+
+func TestNamedOwnerReadsAndWritesIndependently(t *testing.T) {
+	b := newBench(t)
+	alice := rlock.WithOwner("alice")
+	writer, reader := must(b.WLock(ctx, "k", alice))(t), must(b.RLock(ctx, "k", alice))(t)
+	if err := writer.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	held(t, reader)
+	other := must(b.RLock(ctx, "k", rlock.WithTimeout(0)))(t)
+	_, err := b.WLock(ctx, "k", alice, rlock.WithTimeout(50*time.Millisecond))
+	wants(t, err, rlock.ErrTimeout)
+	held(t, reader)
+	_ = other.Release(ctx)
+	writer = must(b.WLock(ctx, "k", alice))(t)
+	if err := reader.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.RLock(ctx, "k", rlock.WithTimeout(0))
+	wants(t, err, rlock.ErrNotAcquired)
+	_ = writer.Release(ctx)
+	b.free("k")
+}
+
 func TestReentryOfLostHoldFails(t *testing.T) {
 	b := newBench(t)
 	alice := rlock.WithOwner("alice")
