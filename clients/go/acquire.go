@@ -304,6 +304,9 @@ func (a *attempt) claim(ctx context.Context, tokens []int64) (*grant, error) {
 	case answer.err == nil:
 		return newGrant(a.c, a.r, tokens, answer, integer(answer.value)), nil
 	case code(answer.err) == "NOTOWNER":
+		if a.r.kind == many {
+			a.c.persist(ctx, a.c.timeout, a.r.releases(a.id+1, tokens)...)
+		}
 		a.used()
 		return nil, nil
 	}

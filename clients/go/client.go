@@ -185,9 +185,8 @@ func (c *Client) capLease(ctx context.Context, r *request) {
 // background until the server has answered, or the lease has passed. lost are the commands of the
 // request without a reply, each closed when go-redis has finished it.
 func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
-	settlement := [][]any{
-		{strings.TrimSuffix(r.family, "M") + "CANCEL", r.keys[0], r.owner, "REQ", id}, r.command("RELEASE", "REQ", id+1),
-	}
+	cancel := []any{strings.TrimSuffix(r.family, "M") + "CANCEL", r.keys[0], r.owner, "REQ", id}
+	settlement := append([][]any{cancel}, r.releases(id+1, nil)...)
 	select {
 	case c.settles <- struct{}{}:
 	default:

@@ -282,6 +282,9 @@ func (g *grant) surrender(id int64, left, keep time.Duration) error {
 	ctx, cancel := context.WithTimeout(g.c.life, left)
 	defer cancel()
 	answer, repeated := g.c.persist(ctx, g.c.timeout, args)
+	if answer.err != nil && g.r.kind == many {
+		g.c.persist(ctx, g.c.timeout, g.r.releases(id, g.tokens)...)
+	}
 	switch word := code(answer.err); {
 	case answer.err == nil || word == "STALE": // Then a newer request of this owner has the hold.
 		return nil

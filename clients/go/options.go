@@ -59,8 +59,9 @@ func WithSession(grace time.Duration) Option {
 // WithOwner names the owner. Acquiring again what this owner holds already through the same [Client]
 // counts a re-entry: the lock is released with the last of the holds. Any other request for a key that it
 // holds is misuse, but it may hold a read-write lock for reading and for writing, independently. Without
-// this option every acquisition has an owner of its own. Name one owner for one thread of control only: concurrent requests of one owner
-// for one key wait for each other, and those of different clients end each other with [ErrSuperseded].
+// this option every acquisition has an owner of its own. Name one owner for one thread of control only:
+// concurrent requests of one owner for one key wait for each other, and those of different clients end
+// each other with [ErrSuperseded].
 func WithOwner(owner string) Option {
 	return func(r *request) { r.owner = owner }
 }

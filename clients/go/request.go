@@ -138,6 +138,21 @@ func (r *request) about(tokens []int64, args []any) []any {
 	return args
 }
 
+// releases release each key by itself, since MRELEASE changes nothing if one of the keys is not held.
+func (r *request) releases(id int64, tokens []int64) (all [][]any) {
+	if r.kind != many {
+		return [][]any{r.command("RELEASE", "REQ", id)}
+	}
+	for i, key := range r.keys {
+		args := []any{"RLOCK.RELEASE", key, r.owner, "REQ", id}
+		if tokens != nil {
+			args = append(args, "TOKEN", tokens[i])
+		}
+		all = append(all, args)
+	}
+	return all
+}
+
 func (r *request) renew(tokens []int64) []any {
 	return r.about(tokens, r.command("RENEW", "PX", r.lease.Milliseconds()))
 }

@@ -443,6 +443,32 @@ func TestForcedReleaseIsTold(t *testing.T) {
 	lost(t, hold, 1500*time.Millisecond)
 }
 
+func TestLossOfOneOfManyKeysFreesTheOthers(t *testing.T) {
+	b := newBench(t)
+	keys := []string{"a", "b", "c"}
+	for _, take := range map[string]func(*rlock.Hold){
+		"by the holder": func(hold *rlock.Hold) { wants(t, hold.Release(ctx), rlock.ErrLost) },
+		"by the clock":  func(hold *rlock.Hold) { lost(t, hold, 10*time.Second) },
+	} {
+		hold := must(b.LockMany(ctx, keys, rlock.WithLease(time.Minute), rlock.WithSession(600*time.Millisecond)))(t)
+		b.do("RLOCK.FORCERELEASE", "b")
+		take(hold)
+		for _, key := range keys {
+			b.free(key)
+		}
+	}
+	// The same between the grant and its claim.
+	proxy := testserver.StartProxy(t, b.Addr)
+	other := must(b.LockMany(ctx, keys))(t)
+	waiting := later(func() (*rlock.Hold, error) { return b.client(proxy.Addr).LockMany(ctx, keys) })
+	b.waiting("a", 1)
+	proxy.Stall(true)
+	_ = other.Release(ctx)
+	b.do("RLOCK.FORCERELEASE", "b")
+	proxy.Stall(false)
+	must(waiting(t))(t)
+}
+
 func TestClockJumpIsALoss(t *testing.T) {
 	b := newBench(t)
 	var ahead atomic.Int64
@@ -767,6 +793,13 @@ func TestSettlementLeavesTheNewerHoldOfAnotherClientAlone(t *testing.T) {
 			testserver.Eventually(b, func() bool { return b.do("RLOCK.HOLDS", "k", "alice") == int64(1) })
 			return must(b.TryLock(ctx, "k", rlock.WithOwner("alice")))(b)
 		},
+		"reply of many lost": func(cancellable context.Context, b *bench, proxy *testserver.Proxy, c *rlock.Client) *rlock.Hold {
+			proxy.LoseReplies(1000)
+			keys := []string{"rest", "k"}
+			go func() { _, _ = c.LockMany(cancellable, keys, rlock.WithOwner("alice"), rlock.WithTimeout(0)) }()
+			testserver.Eventually(b, func() bool { return b.do("RLOCK.HOLDS", "k", "alice") == int64(1) })
+			return must(b.TryLock(ctx, "k", rlock.WithOwner("alice")))(b)
+		},
 	} {
 		t.Run(request, func(t *testing.T) {
 			b := newBench(t)
@@ -781,6 +814,7 @@ func TestSettlementLeavesTheNewerHoldOfAnotherClientAlone(t *testing.T) {
 			if b.do("RLOCK.HOLDS", "k", "alice") != int64(1) {
 				t.Fatal("the newer hold has ended")
 			}
+			b.free("rest")
 			if err := newer.Release(ctx); err != nil {
 				t.Fatal(err)
 			}
