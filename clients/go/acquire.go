@@ -115,16 +115,23 @@ func (c *Client) occupy(r *request) (*grant, <-chan struct{}, error) {
 	return nil, nil, nil
 }
 
-// leave takes one off the count of a grant, and reports whether that was the last one. Its slot stays
-// taken until vacate: a new request of the owner must not overtake the RELEASE.
-func (c *Client) leave(g *grant) bool {
+// leave takes a hold off the count of its grant, and reports whether that was the last one. The slot
+// stays taken until vacate: a new request of the owner must not overtake the RELEASE.
+func (c *Client) leave(h *Hold, keeps bool) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	g := h.grant
+	if keeps && g.count > 1 {
+		return false, errShared
+	}
+	if h.released.Swap(true) {
+		return false, errReleased
+	}
 	g.count--
 	if s := g.r.slot; s != nil && g.count == 0 {
 		s.grant, s.done = nil, make(chan struct{})
 	}
-	return g.count == 0
+	return g.count == 0, nil
 }
 
 func (c *Client) vacate(r *request) {

@@ -9,7 +9,10 @@ import (
 	"time"
 )
 
-var errReleased = errors.New("the lock was released")
+var (
+	errReleased = errors.New("the lock was released")
+	errShared   = errors.New("rlock: ReleaseAndKeep is for the only hold of a mutex or a fair lock")
+)
 
 // Hold is a lock that is held. It is safe for concurrent use.
 type Hold struct {
@@ -60,19 +63,15 @@ func (h *Hold) lost() bool { return !h.released.Load() && h.grant.remaining() ==
 //
 // It fails with [ErrLost] if the hold was lost before. Of several holds of one named owner the last
 // one gives the lock back. Releasing a hold again does nothing.
-func (h *Hold) Release(ctx context.Context) error { return h.release(ctx, 0) }
+func (h *Hold) Release(ctx context.Context) error { return h.release(ctx, -1) }
 
 // ReleaseAndKeep ends the hold and keeps the lock closed to all owners for the given time, so that a
 // job runs at most once in that time. It is for mutexes and fair locks, and for an owner's only hold.
 func (h *Hold) ReleaseAndKeep(ctx context.Context, d time.Duration) error {
-	g := h.grant
-	g.c.mu.Lock()
-	shared := g.count > 1
-	g.c.mu.Unlock()
-	if shared || g.r.kind != mutex && g.r.kind != fair {
-		return errors.New("rlock: ReleaseAndKeep is for the only hold of a mutex or a fair lock")
+	if k := h.grant.r.kind; k != mutex && k != fair {
+		return errShared
 	}
-	return h.release(ctx, d)
+	return h.release(ctx, max(0, d))
 }
 
 // Run calls work with the context of the hold, and releases the hold afterwards, also if work panics.
@@ -91,14 +90,18 @@ func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error)
 }
 
 func (h *Hold) release(ctx context.Context, keep time.Duration) error {
-	if h.released.Swap(true) {
-		return nil
-	}
 	g := h.grant
 	key := g.r.keys[0]
+	last, err := g.c.leave(h, keep >= 0)
+	if err == errReleased {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
 	defer h.cancel(nil)
 	h.unlink()
-	if !g.c.leave(g) {
+	if !last {
 		if g.remaining() == 0 {
 			return &Error{Reason: ErrLost, Key: key}
 		}

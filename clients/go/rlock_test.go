@@ -717,6 +717,26 @@ func TestReleaseAndKeepClosesTheLock(t *testing.T) {
 	}
 }
 
+func TestReleaseAndKeepIsRefusedBesideAReentry(t *testing.T) {
+	b := newBench(t)
+	alice := rlock.WithOwner("alice")
+	for range 300 {
+		hold := must(b.Lock(ctx, "k", alice))(t)
+		entering := later(func() (*rlock.Hold, error) { return b.TryLock(ctx, "k", alice) })
+		kept := hold.ReleaseAndKeep(ctx, time.Millisecond)
+		again, err := entering(t)
+		if kept != nil {
+			held(t, hold)
+			_ = hold.Release(ctx)
+		} else if err == nil && again.Token() == hold.Token() {
+			t.Fatal("the lock was entered again and kept closed")
+		}
+		if err == nil {
+			_ = again.Release(ctx)
+		}
+	}
+}
+
 func TestSessionEndsWithTheProcess(t *testing.T) {
 	b := newBench(t)
 	proxy := testserver.StartProxy(t, b.Addr)
