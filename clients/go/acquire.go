@@ -42,9 +42,9 @@ func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int
 		return nil, err
 	}
 	h := newHold(ctx, g)
-	if !h.Held() { // Only a re-entry can find that.
+	if cause := g.cause(); cause != nil { // A re-entry of a lost hold, or Close was called.
 		_ = h.Release(ctx)
-		return nil, &Error{Reason: ErrLost, Key: r.keys[0]}
+		return nil, &Error{Reason: cause, Key: r.keys[0]}
 	}
 	return h, nil
 }

@@ -1,6 +1,7 @@
 package rlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -92,6 +93,7 @@ func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error)
 func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 	g := h.grant
 	key := g.r.keys[0]
+	cause := g.cause() // Before others can release the last hold.
 	last, err := g.c.leave(h, keep >= 0)
 	if err == errReleased {
 		return nil
@@ -102,12 +104,13 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 	defer h.cancel(nil)
 	h.unlink()
 	if !last {
-		if g.remaining() == 0 {
-			return &Error{Reason: ErrLost, Key: key}
+		h.cancel(cause)
+		if cause != nil {
+			return &Error{Reason: cause, Key: key}
 		}
 		return nil
 	}
-	cause := g.end(errReleased, keep)
+	cause = g.end(errReleased, keep)
 	result := make(chan error, 1)
 	go func() {
 		err := <-g.result
@@ -188,6 +191,16 @@ func (g *grant) remaining() time.Duration {
 		return 0
 	}
 	return max(0, g.deadline-now)
+}
+
+// cause is why the belief has ended, and nil while it lasts.
+func (g *grant) cause() error {
+	if g.remaining() > 0 {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return cmp.Or(g.over, ErrLost)
 }
 
 // arm sets the timer for the next renewal or deadline. It wakes once a second at least, because timers of Go

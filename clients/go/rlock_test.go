@@ -689,6 +689,25 @@ func TestCloseLeavesNothing(t *testing.T) {
 	})
 }
 
+func TestAcquisitionThatRacesCloseIsClosed(t *testing.T) {
+	b := newBench(t)
+	for i := range 200 {
+		c := rlock.New(b.direct)
+		must(c.TryLock(ctx, fmt.Sprint("warm", i)))(t)
+		var all sync.WaitGroup
+		for key := range 4 {
+			all.Go(func() {
+				if _, err := c.TryLock(ctx, fmt.Sprint(i, key)); err != nil && !errors.Is(err, rlock.ErrClosed) {
+					t.Error(err)
+				}
+			})
+		}
+		time.Sleep(time.Duration(i) * 10 * time.Microsecond)
+		_ = c.Close()
+		all.Wait()
+	}
+}
+
 func TestCloseIsShortWithoutServer(t *testing.T) {
 	b := newBench(t)
 	proxy := testserver.StartProxy(t, b.Addr)
