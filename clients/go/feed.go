@@ -103,7 +103,18 @@ func (f *feed) node(ctx context.Context, key string) (redis.UniversalClient, str
 	if f.cluster == nil {
 		return f.c.rdb, "", nil
 	}
-	node, err := f.cluster.MasterForKey(ctx, key)
+	var node *redis.Client
+	var err error
+	done := make(chan struct{})
+	go func() { // go-redis may wait for a node longer than ctx.
+		defer close(done)
+		node, err = f.cluster.MasterForKey(ctx, key)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return nil, "", ctx.Err()
+	}
 	if err != nil {
 		return nil, "", err
 	}

@@ -1,6 +1,7 @@
 package rlock
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -71,6 +72,19 @@ func TestSubscriptionHearsOnlyItsOwnLink(t *testing.T) {
 		if isClosed(s.ready) != step.ready || isClosed(s.gone) != step.gone {
 			t.Fatalf("%s of node %s: ready %t, gone %t", step.kind, step.link.address, isClosed(s.ready), isClosed(s.gone))
 		}
+	}
+}
+
+// stalledCluster answers nothing, as go-redis does while no node answers, whatever the context says.
+type stalledCluster struct{ cluster }
+
+func (stalledCluster) MasterForKey(context.Context, string) (*redis.Client, error) { select {} }
+
+func TestNodeOfAStalledClusterIsAwaitedAsLongAsTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, _, err := (&feed{cluster: stalledCluster{}}).node(ctx, "k"); err != context.Canceled {
+		t.Error(err)
 	}
 }
 
