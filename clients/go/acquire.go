@@ -176,6 +176,12 @@ func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 			return g, nil
 		case err != nil:
 			e := classify(key, err)
+			if lease := a.r.lease; strings.Contains(err.Error(), "rlock.max-lease-ms") {
+				c.maxLease.Store(0) // It was lowered since the client has read it.
+				if c.capLease(ctx, a.r); a.r.lease < lease {
+					continue
+				}
+			}
 			if e.retryable() && (a.r.timeout != 0 || e.Code == "") {
 				last = err
 				pause.sleep(ctx)

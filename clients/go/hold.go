@@ -165,10 +165,10 @@ func newGrant(c *Client, r *request, tokens []int64, answer reply, left int64) *
 // extend sets the deadline, which allows for a clock that is slower than the server's.
 func (g *grant) extend(answer reply, left int64) {
 	valid := g.r.effective()
-	g.renewAt = answer.sent + valid/3
 	if left >= 0 {
 		valid = min(valid, time.Duration(left)*time.Millisecond)
 	}
+	g.renewAt = answer.sent + valid/3
 	g.deadline = max(g.deadline, answer.sent+valid-valid/100-2*time.Millisecond)
 }
 

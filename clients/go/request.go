@@ -153,8 +153,9 @@ func (r *request) releases(id int64, tokens []int64) (all [][]any) {
 	return all
 }
 
+// renew asks for the lease of the ACQUIRE again, which the server shortens if it allows less by now.
 func (r *request) renew(tokens []int64) []any {
-	return r.about(tokens, r.command("RENEW", "PX", r.lease.Milliseconds()))
+	return r.about(tokens, r.command("RENEW"))
 }
 
 // tokens reads the tokens of a reply, one for each key. It is nil if the reply is anything else.

@@ -394,6 +394,19 @@ func TestFixedLeaseIsLostAtItsDeadline(t *testing.T) {
 	b.free("k")
 }
 
+func TestLeaseFollowsTheLongestThatTheServerAllows(t *testing.T) {
+	b := newBench(t)
+	hold := must(b.Lock(ctx, "held", rlock.WithLease(1500*time.Millisecond)))(t)
+	b.do("CONFIG", "SET", "rlock.max-lease-ms", "1000")
+	short := must(b.Lock(ctx, "k"))(t)
+	if left := short.Remaining(); left > time.Second {
+		t.Fatal(left)
+	}
+	time.Sleep(3 * time.Second)
+	held(t, hold)
+	held(t, short)
+}
+
 func TestLossIsToldBeforeTheLeaseEndsWhileTheServerStalls(t *testing.T) {
 	b := newBench(t)
 	proxy := testserver.StartProxy(t, b.Addr)
