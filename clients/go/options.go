@@ -2,6 +2,7 @@ package rlock
 
 import (
 	"log/slog"
+	"math"
 	"time"
 )
 
@@ -45,7 +46,7 @@ func WithFixedLease(lease time.Duration) Option {
 // WithTimeout limits how long an acquisition waits. It fails with [ErrTimeout] then. 0 tries once,
 // and fails with [ErrNotAcquired] if the lock is held. Without it the context alone limits the wait.
 func WithTimeout(timeout time.Duration) Option {
-	return func(r *request) { r.timeout = max(0, timeout) }
+	return func(r *request) { r.timeout = min(max(0, timeout), math.MaxInt64-patience) }
 }
 
 // WithSession ends the hold this long after the last of the connections that used it has closed, so

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -663,6 +664,15 @@ func TestContextDeadlineIsATimeout(t *testing.T) {
 	wants(t, err, rlock.ErrTimeout)
 	wants(t, err, context.DeadlineExceeded)
 	b.waiting("k", 0)
+}
+
+func TestLongestTimeoutWaits(t *testing.T) {
+	b := newBench(t)
+	hold := must(b.Lock(ctx, "k"))(t)
+	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", rlock.WithTimeout(math.MaxInt64)) })
+	b.waiting("k", 1)
+	_ = hold.Release(ctx)
+	must(waiting(t))(t)
 }
 
 func TestHoldEndsWithTheCallersContext(t *testing.T) {
