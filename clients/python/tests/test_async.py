@@ -336,6 +336,25 @@ class TestCancelling:
 
         run(main)
 
+    def test_settlement_spares_the_hold_of_another_client_with_the_same_owner_name(
+        self, server: Server, proxy: Proxy
+    ) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port) as late, client_of(server.port) as client:
+                await late.lock("other").acquire()
+                proxy.deaf = True
+                cancelled = asyncio.create_task(late.lock("k", owner="me").acquire())
+                await eventually(lambda: server.holders("k"))
+                hold = await client.lock("k", owner="me").acquire()
+                cancelled.cancel()
+                await asyncio.gather(cancelled, return_exceptions=True)
+                proxy.deaf = False
+                await eventually(lambda: not late._boxes and not late._engine.errands())
+                assert hold
+                assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+
+        run(main)
+
     def test_cancelled_release_is_completed(self, server: Server, proxy: Proxy) -> None:
         async def main() -> None:
             async with client_of(proxy.port) as client:

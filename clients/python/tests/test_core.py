@@ -149,14 +149,14 @@ class TestHold:
         hold, now = self.make()
         now.time += 9.9
         assert hold._client._engine.poll()[:2] == ([hold], {})
-        following = Attempt(hold._client, hold._target, Options(), "me", Mailbox(_Box()))
+        following = next(_core._ids)
         now.time += 0.1
         assert not hold._client._engine.poll()[1]
         now.time += hold.timeout / 10
         (release,) = hold._client._engine.poll()[1][hold.timeout][0].commands()
         assert release[0] == "RLOCK.RELEASE"
         assert release[-2:] == ("TOKEN", 5)
-        assert release[4] < following.id
+        assert release[4] < following
 
     def test_hold_that_the_clock_ended_is_not_released_if_its_lease_ends_within_the_pause(
         self, caplog: pytest.LogCaptureFixture
@@ -178,12 +178,12 @@ class TestHold:
             def __next__(self) -> int:
                 monkeypatch.setattr(_core, "_ids", ids)
                 client._leave(target, "me", None)
-                following.append(Attempt(client, target, Options(), "me", Mailbox(_Box())))
+                following.append(next(ids))
                 return next(ids)
 
         monkeypatch.setattr(_core, "_ids", Slow())
         (release,) = hold._release_errand(None).commands()
-        assert release[4] < following[0].id
+        assert release[4] < following[0]
 
     def test_answer_that_is_not_understood_keeps_no_other_one_from_its_hold(
         self, caplog: pytest.LogCaptureFixture
@@ -254,10 +254,10 @@ def test_release_has_a_lower_number_than_the_next_request_of_its_owner(client_cl
     hold = client._hold_class(Attempt(client, target, Options(), "me", Mailbox(_Box())), [5], client.clock())
     client._held[client._slots(target, "me")[0]] = [hold]
     client._leave(target, "me", None)
-    following = Attempt(client, target, Options(), "me", Mailbox(_Box()))
+    following = next(_core._ids)
     (release,) = hold._release_errand(None).commands()
     assert release[:4] == ("RLOCK.RELEASE", b"k", "me", "REQ")
-    assert release[4] < following.id
+    assert release[4] < following
 
 
 @pytest.mark.parametrize("kind", ["mutex", "semaphore"])

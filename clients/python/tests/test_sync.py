@@ -152,6 +152,22 @@ class TestWaiting:
         proxy.deaf = False
         eventually(lambda: server.is_clean("k"))
 
+    def test_settlement_spares_the_hold_of_another_client_with_the_same_owner_name(
+        self, client: RLockClient, server: Server, proxy: Proxy
+    ) -> None:
+        with RLockClient(redis.Redis(port=proxy.port), command_timeout=1) as late:
+            late.lock("other").acquire()
+            proxy.deaf = True
+            thread = Thread(lambda: late.lock("k", owner="me").acquire(blocking=False))
+            eventually(lambda: server.holders("k"))
+            hold = client.lock("k", owner="me").acquire()
+            with pytest.raises(Unavailable):
+                thread.ended()
+            proxy.deaf = False
+            eventually(lambda: not late._boxes and not late._engine.errands())
+            assert hold
+            assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+
     def test_wait_survives_a_lost_subscriber(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
         server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
         waiter = Thread(lambda: proxied.lock("k").acquire(timeout=20))

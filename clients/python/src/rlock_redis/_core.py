@@ -49,15 +49,16 @@ MAX_SETTLEMENTS = 1000
 MAX_IDLE = 16  # Connections kept open, for each server.
 FOREVER = math.inf
 
-# The ids of an owner must rise, also over a restart of the process.
-_ids = itertools.count(time.time_ns() // 1000)
+# The ids of an owner must rise, also over a restart of the process. The id after each drawn one belongs to it: the
+# settlement of an acquisition uses it, and is thereby below all later acquisitions of the process.
+_ids = itertools.count(time.time_ns() // 1000, 2)
 _clients: weakref.WeakSet[Base[Any, Any, Any]] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     global _ids
     # A child that is replaced by another one has used ids above the parent's.
-    _ids = itertools.count(max(next(_ids), time.time_ns() // 1000))
+    _ids = itertools.count(max(next(_ids), time.time_ns() // 1000), 2)
     for client in _clients:
         client._begin()
 
@@ -455,7 +456,7 @@ class Attempt:
     def __init__(self, client: Base[Any, Any, Any], target: Target, options: Options, owner: str, box: Mailbox) -> None:
         self.client, self.target, self.options, self.owner, self.box = client, target, options, owner, box
         self.lease = options.lease
-        self.id, self.release_id, self._end = next(_ids), 0, FOREVER
+        self.id, self._end = 0, FOREVER  # The first request draws the id.
         self.uncertain = self._lost_reply = False  # Whether the server may know of this attempt; and why.
         self._words: Command = () if options.session is None else ("SESSION", milliseconds(options.session))
         self._words += () if options.note is None else ("NOTE", options.note)
@@ -463,12 +464,13 @@ class Attempt:
     def settlement(self) -> Errand:
         command, client = self.target.command, self.client
         cancel = command("CANCEL", self.owner, "REQ", self.id)
-        release = command("RELEASE", self.owner, "REQ", self.release_id)
+        release = command("RELEASE", self.owner, "REQ", self.id + 1)
         until = client.clock() + self.lease
         return Errand(self.target, self.owner, [cancel, release], until, client.command_timeout, "settling")
 
     async def _ask(self, timeout: float, *options: Any) -> list[int]:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
+        self.id = self.box.id = self.id or next(_ids)
         self.uncertain = True
         words: Command = ("PX", milliseconds(self.lease), *self._words, *options, "REQ", self.id)
         # The server may still know a former hold of this owner, whose release it has not accepted yet. ONCE shares it,
@@ -500,8 +502,7 @@ class Attempt:
 
     def _denied(self) -> None:
         """The server has said that this request holds nothing and waits no more."""
-        self.uncertain = self._lost_reply = False
-        self.id = next(_ids)
+        self.uncertain, self._lost_reply, self.id = False, False, 0
 
     def _hold(self, tokens: list[int], sent: float) -> Hold | None:
         """None if the answer took longer than the hold lasts."""
@@ -525,7 +526,7 @@ class Attempt:
                 self.lease = min(self.options.lease, self.client.max_lease or await self._learn())
                 options: Command = ()
                 if waits:
-                    channel = await self.client._listen(self.target.keys[0], self.box, self.id, self._timeout())
+                    channel = await self.client._listen(self.target.keys[0], self.box, self._timeout())
                     block = 0 if wait is None else math.ceil(max(1, (self._end - clock()) * 1000))
                     options = ("BLOCK", block, "NOTIFY", channel, "CLAIM", milliseconds(min(CLAIM, self.lease)))
                 sent = clock()
@@ -580,9 +581,10 @@ class Attempt:
                 self._denied()
                 break
             error = e.error_of(message.rest.split(" ", 1)[0], message.rest)
-            self._failed(error)
-            if error.code != "UNBLOCKED":
-                self.id = next(_ids)
+            if error.code == "UNBLOCKED":
+                self._failed(error)
+            else:
+                self._denied()
             raise error
         return []
 
@@ -865,7 +867,7 @@ class Base(Generic[H, L, S]):
         finally:
             self._is_refreshing = False
 
-    async def _listen(self, key: bytes, box: Mailbox, number: int, timeout: float) -> str:
+    async def _listen(self, key: bytes, box: Mailbox, timeout: float) -> str:
         """Subscribes for the answer to a request, and returns the channel."""
         self._check(box)
         route, channel = await self._route(key), f"rlock:{self.id}"
@@ -877,7 +879,7 @@ class Base(Generic[H, L, S]):
             if route.name not in self._subscribers:
                 self._subscribers[route.name] = self._subscriber_class(self, route)
         await self._subscribers[route.name].subscribe(channel, timeout)
-        box.id, box.channel, box.home = number, channel, route.name
+        box.channel, box.home = channel, route.name
         return channel
 
     def _check(self, box: Mailbox) -> None:
@@ -1000,7 +1002,6 @@ class Base(Generic[H, L, S]):
             return hold
         finally:
             if attempt is not None and attempt.uncertain:
-                attempt.release_id = next(_ids)  # Before the owner can acquire again.
                 self._settle(attempt)
             else:
                 self._boxes.discard(box)
