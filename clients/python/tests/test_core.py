@@ -119,6 +119,7 @@ class TestHold:
         client = RLockClient(redis.Redis(), clock=lambda: now.time)
         client.max_lease = _core.FOREVER
         attempt = Attempt(client, Target("mutex", (b"k",)), Options(**{"lease": 10, **options}), "me", Mailbox(_Box()))
+        attempt.id = 7
         hold = client._hold_class(attempt, [5], now.time)
         client._engine.add(hold)
         return hold, now
@@ -149,14 +150,12 @@ class TestHold:
         hold, now = self.make()
         now.time += 9.9
         assert hold._client._engine.poll()[:2] == ([hold], {})
-        following = next(_core._ids)
         now.time += 0.1
         assert not hold._client._engine.poll()[1]
         now.time += hold.timeout / 10
         (release,) = hold._client._engine.poll()[1][hold.timeout][0].commands()
         assert release[0] == "RLOCK.RELEASE"
-        assert release[-2:] == ("TOKEN", 5)
-        assert release[4] < following
+        assert release[-4:] == ("REQ", 8, "TOKEN", 5)
 
     def test_hold_that_the_clock_ended_is_not_released_if_its_lease_ends_within_the_pause(
         self, caplog: pytest.LogCaptureFixture
@@ -168,22 +167,6 @@ class TestHold:
         assert hold.lost
         assert not hold._client._engine.errands()
         assert not caplog.messages
-
-    def test_release_has_the_lower_number_if_the_owner_goes_on_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hold, _ = self.make()
-        client, target, ids, following = hold._client, hold._target, _core._ids, []
-        client._held[client._slots(target, "me")[0]] = [hold]
-
-        class Slow:
-            def __next__(self) -> int:
-                monkeypatch.setattr(_core, "_ids", ids)
-                client._leave(target, "me", None)
-                following.append(next(ids))
-                return next(ids)
-
-        monkeypatch.setattr(_core, "_ids", Slow())
-        (release,) = hold._release_errand(None).commands()
-        assert release[4] < following[0]
 
     def test_answer_that_is_not_understood_keeps_no_other_one_from_its_hold(
         self, caplog: pytest.LogCaptureFixture
@@ -246,18 +229,6 @@ class TestHold:
             now.time = hold.due
         assert pauses[:5] == [0.05, 0.1, 0.2, 0.4, 0.8]
         assert max(pauses) == 1.0
-
-
-@pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
-def test_release_has_a_lower_number_than_the_next_request_of_its_owner(client_class: Any) -> None:
-    client, target = client_class(redis.Redis()), Target("mutex", (b"k",))
-    hold = client._hold_class(Attempt(client, target, Options(), "me", Mailbox(_Box())), [5], client.clock())
-    client._held[client._slots(target, "me")[0]] = [hold]
-    client._leave(target, "me", None)
-    following = next(_core._ids)
-    (release,) = hold._release_errand(None).commands()
-    assert release[:4] == ("RLOCK.RELEASE", b"k", "me", "REQ")
-    assert release[4] < following
 
 
 @pytest.mark.parametrize("kind", ["mutex", "semaphore"])

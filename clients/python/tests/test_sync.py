@@ -544,6 +544,16 @@ class TestReleasing:
         lock.release()
         assert server.holders("k") == 1
 
+    def test_release_spares_the_hold_of_another_client_with_the_same_owner_name(
+        self, client: RLockClient, server: Server
+    ) -> None:
+        with RLockClient(redis.Redis(port=server.port)) as second:
+            client.lock("k", owner="x").acquire()
+            hold = second.lock("k", owner="x").acquire()
+            client.lock("k", owner="x").release()
+            assert hold
+            assert server.admin.execute_command("RLOCK.HOLDS", "k", "x") == hold.held == 1
+
     def test_repeated_release_counts_as_done(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
         with proxied.lock("k"):
             proxy.deaf = True

@@ -50,7 +50,7 @@ MAX_IDLE = 16  # Connections kept open, for each server.
 FOREVER = math.inf
 
 # The ids of an owner must rise, also over a restart of the process. The id after each drawn one belongs to it: the
-# settlement of an acquisition uses it, and is thereby below all later acquisitions of the process.
+# RELEASE of an acquisition uses it, and is thereby below all later acquisitions of the process.
 _ids = itertools.count(time.time_ns() // 1000, 2)
 _clients: weakref.WeakSet[Base[Any, Any, Any]] = weakref.WeakSet()
 
@@ -278,7 +278,7 @@ class Hold(Item):
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
         self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
-        self._release_id = 0  # Drawn before the owner can acquire again, so that this RELEASE cannot end a newer hold.
+        self._release_id = attempt.id + 1  # Below that of a newer request of the owner, which may share the hold.
         self._is_settled = False  # Whether the engine releases it, because the clock has ended it.
         self.key = self._target.keys[0]
         # A connection may be lost without our notice, and the server then ends a session after its grace. So the
@@ -332,8 +332,9 @@ class Hold(Item):
 
     def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:
         """For as long as the server may know the hold."""
-        drawn = next(_ids)  # First: the owner may leave the hold meanwhile, and its next request needs a higher number.
-        options: Command = ("REQ", self._release_id or drawn, *self._target.with_tokens(self.tokens))
+        # Permits that an owner acquired later are part of one hold, and have raised its number.
+        number = next(_ids) if self._target.kind == "semaphore" else self._release_id
+        options: Command = ("REQ", number, *self._target.with_tokens(self.tokens))
         options += () if keep is None else ("KEEP", milliseconds(keep))
         now = self._client.clock()
         # While its connection is open, a hold with a session lasts longer than the belief in it.
@@ -973,7 +974,6 @@ class Base(Generic[H, L, S]):
             if keep is not None and (hold._count > 1 or target.kind not in ("mutex", "fair")):
                 raise ValueError("keep is for the last release of a mutex or a fair lock")
             hold._count -= 1
-            hold._release_id = next(_ids)
             for slot in self._slots(target, scope) if hold._count == 0 else ():
                 self._held[slot].remove(hold)
                 if not self._held[slot]:
