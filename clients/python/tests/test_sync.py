@@ -519,6 +519,39 @@ class TestReleasing:
         semaphore.release()
         assert "STALE" in caplog.text
 
+    @pytest.mark.parametrize("command", ["RLOCK.FORCERELEASE", "DEL"])
+    def test_release_of_several_keys_of_which_one_was_forced_open_frees_the_others(
+        self, command: str, client: RLockClient, server: Server
+    ) -> None:
+        with pytest.raises(LockLost), client.multi_lock(["a", "b", "c"]):
+            server.admin.execute_command(command, "a")
+        assert [server.holders(key) for key in "abc"] == [0, 0, 0]
+
+    def test_loss_of_several_keys_of_which_one_was_forced_open_frees_the_others(
+        self, client: RLockClient, server: Server
+    ) -> None:
+        hold = client.multi_lock(["a", "b", "c"], lease=3).acquire()
+        server.admin.execute_command("RLOCK.FORCERELEASE", "b")
+        assert hold
+        assert hold.wait(2.5)
+        assert hold.remaining == 0
+        eventually(lambda: not client._engine.errands())
+        assert [server.holders(key) for key in "abc"] == [0, 0, 0]
+
+    def test_settlement_of_several_keys_of_which_one_was_forced_open_frees_the_others(
+        self, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        proxied.lock("other").acquire()
+        proxy.deaf = True
+        thread = Thread(lambda: proxied.multi_lock(["a", "b"]).acquire(timeout=0.2))
+        eventually(lambda: server.holders("b"))
+        server.admin.execute_command("RLOCK.FORCERELEASE", "a")
+        proxy.refuses = True
+        proxy.cut()
+        thread.ended()
+        proxy.deaf = proxy.refuses = False
+        eventually(lambda: server.is_clean("a") and server.is_clean("b"))
+
     def test_keep_is_refused_where_it_does_not_exist(self, client: RLockClient) -> None:
         with client.write_lock("k") as hold, pytest.raises(ValueError, match="keep"):
             client.write_lock("k").release(keep=1)

@@ -98,7 +98,7 @@ class Target:
     _FAMILIES: ClassVar[dict[str, str]] = {"fair": "RFAIRLOCK", "read": "RRWLOCK", "write": "RRWLOCK"}
 
     def command(self, verb: str, owner: str, *options: Any) -> Command:
-        if self.kind == "many" and verb != "CANCEL":  # CANCEL of one key ends the wait on all of them.
+        if self.kind == "many" and verb in ("ACQUIRE", "RENEW"):
             return (f"RLOCK.M{verb}", len(self.keys), *self.keys, owner, *options)
         family = self._FAMILIES.get(self.kind, "RSEMAPHORE" if self.kind == "semaphore" else "RLOCK")
         words: Command = (f"{family}.{verb}", self.keys[0], owner)
@@ -107,6 +107,12 @@ class Target:
         if verb in ("ACQUIRE", "RELEASE") and self.kind == "semaphore":
             words += ("PERMITS", self.permits)
         return words + options
+
+    def releases(self, owner: str, number: int, tokens: Sequence[int], *options: Any) -> list[Command]:
+        """One for each key, because MRELEASE frees none if one of them is not held."""
+        each = [Target("mutex", (key,)) for key in self.keys] if self.kind == "many" else [self]
+        ends: list[Command] = [("TOKEN", token, *options) for token in tokens] or [()] * len(each)
+        return [one.command("RELEASE", owner, "REQ", number, *end) for one, end in zip(each, ends, strict=True)]
 
     def with_tokens(self, tokens: Sequence[int]) -> Command:
         return ("TOKENS" if self.kind == "many" else "TOKEN", *tokens)
@@ -255,13 +261,10 @@ class Errand(Item):
             self.retry(now)
             return False
         for problem in problems:
-            self.refused(problem)
+            # A newer request of this owner shares the hold. It does not share the permits of a semaphore.
+            if isinstance(problem, e.Refused) and (problem.code != "STALE" or self.target.kind == "semaphore"):
+                log.warning("%s was refused: %s", self.what, problem)
         return True
-
-    def refused(self, problem: LockError) -> None:
-        # A newer request of this owner shares the hold. It does not share the permits of a semaphore.
-        if isinstance(problem, e.Refused) and (problem.code != "STALE" or self.target.kind == "semaphore"):
-            log.warning("%s was refused: %s", self.what, problem)
 
 
 class Hold(Item):
@@ -334,14 +337,13 @@ class Hold(Item):
         """For as long as the server may know the hold."""
         # Permits that an owner acquired later are part of one hold, and have raised its number.
         number = next(_ids) if self._target.kind == "semaphore" else self._release_id
-        options: Command = ("REQ", number, *self._target.with_tokens(self.tokens))
-        options += () if keep is None else ("KEEP", milliseconds(keep))
+        options: Command = () if keep is None else ("KEEP", milliseconds(keep))
         now = self._client.clock()
         # While its connection is open, a hold with a session lasts longer than the belief in it.
         may_outlast = self.until <= now or self._options.session is not None
         until = min(now + self._lease if may_outlast else self.until, now + within)
-        command = self._target.command("RELEASE", self.owner, *options)
-        return Errand(self._target, self.owner, [command], until, self.timeout, "the release of")
+        commands = self._target.releases(self.owner, number, self.tokens, *options)
+        return Errand(self._target, self.owner, commands, until, self.timeout, "the release of")
 
 
 class Engine:
@@ -384,7 +386,7 @@ class Engine:
             # A renewal on its way may extend a hold that the clock has ended. The work stops during the pause; a poll
             # sends what is due within a tenth of the timeout.
             room = max(0, MAX_SETTLEMENTS - len(self.errands())) if lost else 0
-            for hold in [hold for hold in lost if hold.until > -FOREVER][:room]:
+            for hold in [hold for hold in lost if hold.until > -FOREVER or len(hold.tokens) > 1][:room]:
                 errand, hold._is_settled = hold._release_errand(None), True
                 errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
                 errand.retry(now)
@@ -463,11 +465,12 @@ class Attempt:
         self._words += () if options.note is None else ("NOTE", options.note)
 
     def settlement(self) -> Errand:
-        command, client = self.target.command, self.client
-        cancel = command("CANCEL", self.owner, "REQ", self.id)
-        release = command("RELEASE", self.owner, "REQ", self.id + 1)
-        until = client.clock() + self.lease
-        return Errand(self.target, self.owner, [cancel, release], until, client.command_timeout, "settling")
+        client, until = self.client, self.client.clock() + self.lease
+        commands = [  # CANCEL of one key ends the wait on all of them.
+            self.target.command("CANCEL", self.owner, "REQ", self.id),
+            *self.target.releases(self.owner, self.id + 1, ()),
+        ]
+        return Errand(self.target, self.owner, commands, until, client.command_timeout, "settling")
 
     async def _ask(self, timeout: float, *options: Any) -> list[int]:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
@@ -601,9 +604,8 @@ class Attempt:
                 if hold := self._hold(tokens, sent):
                     return hold
             except NotOwner:
-                for key, token in zip(target.keys, tokens, strict=True) if target.kind == "many" else ():
-                    with contextlib.suppress(NotOwner):  # One of the keys may still be held.
-                        await self._call(("RLOCK.RELEASE", key, self.owner, "TOKEN", token), self._timeout())
+                if target.kind == "many":  # One of the keys may still be held.
+                    self.client._background(self.settlement())
                 self._denied()
                 return None
             except Unavailable:
@@ -1020,16 +1022,13 @@ class Base(Generic[H, L, S]):
         try:
             for is_repeated in (False, True) if was_held else ():
                 try:
-                    first(await self._call(hold.key, errand.commands(), hold.timeout))
-                except Unavailable as error:
-                    log.debug("%s: %s", errand.what, error)
-                    continue
-                except NotOwner:
-                    was_held = is_repeated  # The first of the two has ended it.
+                    replies = await self._call(hold.key, errand.commands(), hold.timeout)
                 except LockError as error:
-                    errand.refused(error)
-                is_done = True
-                break
+                    replies = [error]
+                if is_done := errand.take(replies, 0.0, 0.0):
+                    # A repeated one finds that the first has ended the hold.
+                    was_held = is_repeated or not any(e.code_of(reply) == "NOTOWNER" for reply in replies)
+                    break
         finally:  # Also if the caller was cancelled.
             if not is_done:
                 self._background(errand)
