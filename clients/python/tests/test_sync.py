@@ -23,6 +23,7 @@ from rlock_redis import (
     Unavailable,
     _core,
 )
+from rlock_redis._core import run
 
 
 @pytest.fixture
@@ -459,6 +460,17 @@ class TestHolding:
             eventually(lambda: renewed.remaining > 28)
             assert renewed.under_way == 0
             eventually(lambda: all(server.is_clean(f"k{n}") for n in range(3)))
+
+    def test_permits_of_one_owner_with_two_leases_are_renewed_with_the_longer_one(
+        self, client: RLockClient, server: Server
+    ) -> None:
+        client.semaphore("k").init(9)
+        long = client.semaphore("k", owner="me", lease=60).acquire()
+        short = client.semaphore("k", owner="me", lease=1, permits=2).acquire()
+        assert long
+        assert short
+        time.sleep(0.2)
+        assert run(client._call(b"k", long.commands(), 3))[0] > 59_900
 
     def test_fixed_lease_ends(self, client: RLockClient, server: Server) -> None:
         hold = client.lock("k", lease=0.4, renew=False).acquire()

@@ -114,8 +114,10 @@ class Target:
         ends: list[Command] = [("TOKEN", token, *options) for token in tokens] or [()] * len(each)
         return [one.command("RELEASE", owner, "REQ", number, *end) for one, end in zip(each, ends, strict=True)]
 
-    def with_tokens(self, tokens: Sequence[int]) -> Command:
-        return ("TOKENS" if self.kind == "many" else "TOKEN", *tokens)
+    def renewal(self, owner: str, tokens: Sequence[int], lease: float) -> Command:
+        # All permits of an owner are one hold, and without PX its lease is that of the last request.
+        words: Command = ("PX", milliseconds(lease)) if self.kind == "semaphore" else ()
+        return self.command("RENEW", owner, *words, "TOKENS" if self.kind == "many" else "TOKEN", *tokens)
 
     def __str__(self) -> str:
         return ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in self.keys)
@@ -320,7 +322,7 @@ class Hold(Item):
         return f"<{type(self).__name__} {self._target} token={self.token} held={self.held}>"
 
     def commands(self) -> Sequence[Command]:
-        return [self._target.command("RENEW", self.owner, *self._target.with_tokens(self.tokens))]
+        return [self._target.renewal(self.owner, self.tokens, self._lease)]
 
     def take(self, replies: Sequence[Any], sent: float, now: float) -> bool:
         if isinstance(replies[0], BaseException):
@@ -595,7 +597,7 @@ class Attempt:
     async def _confirm(self, tokens: list[int]) -> Hold | None:
         """Claims a grant. None if the claim has expired, or the time is up."""
         clock, pause, target = self.client.clock, SHORT_PAUSE, self.target
-        request = target.command("RENEW", self.owner, *target.with_tokens(tokens))
+        request = target.renewal(self.owner, tokens, self.lease)
         # A new request before the server has denied this hold would count it twice.
         while clock() < self._end + NIL_MARGIN:
             sent = clock()
