@@ -355,6 +355,22 @@ class TestCancelling:
 
         run(main)
 
+    def test_cancelled_acquisition_of_permits_spares_those_that_its_owner_has(self, server: Server) -> None:
+        async def main() -> None:
+            async with client_of(server.port) as client:
+                semaphore = client.semaphore("k", owner="me")
+                await semaphore.init(1)
+                hold = await semaphore.acquire()
+                waiter = asyncio.create_task(semaphore.acquire())
+                await eventually(lambda: server.waiters("k"))
+                waiter.cancel()
+                await asyncio.gather(waiter, return_exceptions=True)
+                await eventually(lambda: not client._engine.errands())
+                assert hold
+                assert server.holders("k") == hold.held == 1
+
+        run(main)
+
     def test_cancelled_release_is_completed(self, server: Server, proxy: Proxy) -> None:
         async def main() -> None:
             async with client_of(proxy.port) as client:

@@ -231,13 +231,6 @@ class TestHold:
         assert max(pauses) == 1.0
 
 
-@pytest.mark.parametrize("kind", ["mutex", "semaphore"])
-def test_stale_release_of_an_errand_is_a_warning_only_for_permits(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    errand = _core.Errand(Target(kind, (b"k",)), "me", [], 0, 1, "the release of")
-    assert errand.take([x.ResponseError("STALE x")], 0, 0)
-    assert bool(caplog.messages) == (kind == "semaphore")
-
-
 class TestCluster:
     """A cluster whose slots have moved from one node to another; the application's client loads that when asked."""
 

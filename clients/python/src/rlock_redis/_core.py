@@ -114,10 +114,8 @@ class Target:
         ends: list[Command] = [("TOKEN", token, *options) for token in tokens] or [()] * len(each)
         return [one.command("RELEASE", owner, "REQ", number, *end) for one, end in zip(each, ends, strict=True)]
 
-    def renewal(self, owner: str, tokens: Sequence[int], lease: float) -> Command:
-        # All permits of an owner are one hold, and without PX its lease is that of the last request.
-        words: Command = ("PX", milliseconds(lease)) if self.kind == "semaphore" else ()
-        return self.command("RENEW", owner, *words, "TOKENS" if self.kind == "many" else "TOKEN", *tokens)
+    def renewal(self, owner: str, tokens: Sequence[int]) -> Command:
+        return self.command("RENEW", owner, "TOKENS" if self.kind == "many" else "TOKEN", *tokens)
 
     def __str__(self) -> str:
         return ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in self.keys)
@@ -263,8 +261,8 @@ class Errand(Item):
             self.retry(now)
             return False
         for problem in problems:
-            # A newer request of this owner shares the hold. It does not share the permits of a semaphore.
-            if isinstance(problem, e.Refused) and (problem.code != "STALE" or self.target.kind == "semaphore"):
+            # After STALE a newer request of this owner shares the hold.
+            if isinstance(problem, e.Refused) and problem.code != "STALE":
                 log.warning("%s was refused: %s", self.what, problem)
         return True
 
@@ -322,7 +320,7 @@ class Hold(Item):
         return f"<{type(self).__name__} {self._target} token={self.token} held={self.held}>"
 
     def commands(self) -> Sequence[Command]:
-        return [self._target.renewal(self.owner, self.tokens, self._lease)]
+        return [self._target.renewal(self.owner, self.tokens)]
 
     def take(self, replies: Sequence[Any], sent: float, now: float) -> bool:
         if isinstance(replies[0], BaseException):
@@ -337,14 +335,12 @@ class Hold(Item):
 
     def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:
         """For as long as the server may know the hold."""
-        # Permits that an owner acquired later are part of one hold, and have raised its number.
-        number = next(_ids) if self._target.kind == "semaphore" else self._release_id
         options: Command = () if keep is None else ("KEEP", milliseconds(keep))
         now = self._client.clock()
         # While its connection is open, a hold with a session lasts longer than the belief in it.
         may_outlast = self.until <= now or self._options.session is not None
         until = min(now + self._lease if may_outlast else self.until, now + within)
-        commands = self._target.releases(self.owner, number, self.tokens, *options)
+        commands = self._target.releases(self.owner, self._release_id, self.tokens, *options)
         return Errand(self._target, self.owner, commands, until, self.timeout, "the release of")
 
 
@@ -478,10 +474,9 @@ class Attempt:
         """One request. An error that proves that the server knows nothing of it clears `uncertain`."""
         self.id = self.box.id = self.id or next(_ids)
         self.uncertain = True
-        words: Command = ("PX", milliseconds(self.lease), *self._words, *options, "REQ", self.id)
         # The server may still know a former hold of this owner, whose release it has not accepted yet. ONCE shares it,
-        # so one release ends it. The permits of a semaphore add up instead.
-        words += () if self.target.kind == "semaphore" else ("ONCE",)
+        # so one release ends it.
+        words: Command = ("PX", milliseconds(self.lease), *self._words, *options, "REQ", self.id, "ONCE")
         request = self.target.command("ACQUIRE", self.owner, *words)
         try:
             tokens = tokens_of(await self._call(request, timeout))
@@ -597,7 +592,7 @@ class Attempt:
     async def _confirm(self, tokens: list[int]) -> Hold | None:
         """Claims a grant. None if the claim has expired, or the time is up."""
         clock, pause, target = self.client.clock, SHORT_PAUSE, self.target
-        request = target.renewal(self.owner, tokens, self.lease)
+        request = target.renewal(self.owner, tokens)
         # A new request before the server has denied this hold would count it twice.
         while clock() < self._end + NIL_MARGIN:
             sent = clock()
@@ -992,7 +987,7 @@ class Base(Generic[H, L, S]):
         try:
             self._check(box)
             # A semaphore gives permits for each acquisition, so each is an owner of its own.
-            owner = f"{scope}.{next(self._numbers)}" if target.kind == "semaphore" and not options.owner else scope
+            owner = f"{scope}.{secrets.token_hex(8)}" if target.kind == "semaphore" else scope
             attempt = Attempt(self, target, options, owner, box)
             hold = cast("H | None", await attempt.acquire(wait))
             if hold is not None:
