@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -227,6 +228,21 @@ class TestLoss:
                 with pytest.raises(LockLost):
                     await client.lock("k").release()
                 assert not client._engine.errands(), "it is released once"
+
+        run(main)
+
+    def test_lost_hold_of_a_task_that_has_ended_is_forgotten(self, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                hold = await asyncio.create_task(client.lock("k").acquire())
+                assert hold
+                assert hold.held, "a task that ends does not release"
+                clock.ahead += 31
+                await asyncio.wait_for(hold.wait(), 3)
+                left = weakref.ref(hold)
+                del hold
+                await eventually(lambda: gc.collect() is not None and left() is None)
 
         run(main)
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -421,6 +423,17 @@ class TestHolding:
             assert hold.held
             eventually(lambda: not client._engine.errands())
             assert [server.holders(key) for key in "abc"] == [key in keys for key in "abc"]
+
+    def test_lost_hold_of_a_thread_that_has_ended_is_forgotten(self, server: Server) -> None:
+        clock = Clock()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            hold = in_thread(client.lock("k").acquire)
+            assert hold.held, "a thread that ends does not release"
+            clock.ahead += 31
+            assert hold.wait(3)
+            left = weakref.ref(hold)
+            del hold
+            eventually(lambda: gc.collect() is not None and left() is None)
 
     def test_permits_of_a_hold_that_the_clock_ended_are_released_before_their_owner_goes_on(
         self, server: Server

@@ -196,7 +196,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         if task is None:
             raise RuntimeError("the owner of a lock is a task, and none is running")
         if task not in self._names:
-            self._names[task] = f"{self.id}:{next(self._numbers)}"
+            self._names[task] = self._named(task)
         return self._names[task]
 
     def _box(self) -> Mailbox:

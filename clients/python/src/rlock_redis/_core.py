@@ -741,7 +741,7 @@ class Base(Generic[H, L, S]):
         self.id = secrets.token_hex(16)
         self.max_lease = 0.0  # Not known yet.
         self._engine, self._lock, self._numbers = Engine(self.clock), threading.Lock(), itertools.count(1)
-        self._held: dict[tuple[str, bytes, str], list[H]] = {}
+        self._held: dict[str, dict[tuple[str, bytes], list[H]]] = {}  # For each owner.
         self._channels: dict[int, str] = {}
         self._boxes: set[Mailbox] = set()
         self._subscribers: dict[str, Any] = {}
@@ -942,18 +942,25 @@ class Base(Generic[H, L, S]):
 
     # -- who holds what
 
-    def _slots(self, target: Target, scope: str) -> list[tuple[str, bytes, str]]:
-        return [("mutex" if target.kind == "many" else target.kind, key, scope) for key in target.keys]
+    def _slots(self, target: Target) -> list[tuple[str, bytes]]:
+        return [("mutex" if target.kind == "many" else target.kind, key) for key in target.keys]
+
+    def _named(self, user: object) -> str:
+        """A new name for a thread or task. When that has ended, nothing of it can be released or acquired again."""
+        name = f"{self.id}:{next(self._numbers)}"
+        weakref.finalize(user, self._held.pop, name, None)
+        return name
 
     def _current(self, target: Target, scope: str) -> H | None:
         """The innermost hold of this owner."""
-        stack = self._held.get(self._slots(target, scope)[0], ())
+        stack = self._held.get(scope, {}).get(self._slots(target)[0], ())
         return next((hold for hold in reversed(stack) if hold._target == target), None)
 
     def _reenter(self, target: Target, scope: str) -> H | None:
         """The hold that this owner has already, counted once more."""
         with self._lock:
-            found = [self._held[slot][-1] for slot in self._slots(target, scope) if slot in self._held]
+            held = self._held.get(scope, {})
+            found = [held[slot][-1] for slot in self._slots(target) if slot in held]
             if not found or target.kind == "semaphore":
                 return None
             if any(hold._target != target for hold in found):
@@ -973,10 +980,13 @@ class Base(Generic[H, L, S]):
             if keep is not None and (hold._count > 1 or target.kind not in ("mutex", "fair")):
                 raise ValueError("keep is for the last release of a mutex or a fair lock")
             hold._count -= 1
-            for slot in self._slots(target, scope) if hold._count == 0 else ():
-                self._held[slot].remove(hold)
-                if not self._held[slot]:
-                    del self._held[slot]
+            held = self._held[scope]
+            for slot in self._slots(target) if hold._count == 0 else ():
+                held[slot].remove(hold)
+                if not held[slot]:
+                    del held[slot]
+            if not held:
+                del self._held[scope]
             return hold, hold._count == 0
 
     async def _acquire(self, target: Target, options: Options, scope: str, wait: float | None) -> H | None:
@@ -993,9 +1003,9 @@ class Base(Generic[H, L, S]):
             if hold is not None:
                 with self._lock:
                     self._check(box)
-                    for slot in self._slots(target, scope):
-                        self._held.setdefault(slot, []).append(hold)
-                self._engine.add(hold)
+                    for slot in self._slots(target):
+                        self._held.setdefault(scope, {}).setdefault(slot, []).append(hold)
+                    self._engine.add(hold)
                 attempt.uncertain = False
                 self._wake()
             return hold
@@ -1039,9 +1049,8 @@ class Base(Generic[H, L, S]):
         """Ends waits, releases holds, and waits until that has been answered, or 5 s have passed."""
         with self._lock:
             self.closed = True
-            holds = {id(hold): hold for stack in self._held.values() for hold in stack}
             self._held.clear()
-        for hold in holds.values():
+        for hold in [item for item in list(self._engine._items) if isinstance(item, Hold)]:
             was_held = self._engine.end(hold)
             if was_held is not None:
                 hold._ended(not was_held)

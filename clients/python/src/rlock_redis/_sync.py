@@ -158,7 +158,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
     def _scope(self) -> str:
         name: str | None = getattr(self._local, "name", None)
         if name is None:
-            name = self._local.name = f"{self.id}:{next(self._numbers)}"
+            name = self._local.name = self._named(threading.current_thread())
         return name
 
     def _box(self) -> Mailbox:
