@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -280,6 +281,24 @@ class TestCluster:
             await (client.aclose() if client_class is AsyncRLockClient else asyncio.to_thread(client.close))
 
         asyncio.run(main())
+
+    def test_map_is_loaded_later_if_no_thread_can_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        app, no_node = self.app(), x.ConnectionError("gone")
+        client = RLockClient(app)
+
+        async def exchange(*_: Any) -> list[Any]:
+            raise no_node
+
+        def refuses(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(client, "_exchange", exchange)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuses)
+            with pytest.raises(Unavailable):
+                _core.run(client._call(b"k", [], 1))
+        client._refresh()
+        eventually(lambda: app.master is app.new)
 
     def test_channel_that_is_asked_for_again_at_once_is_subscribed_again(self) -> None:
         ends, sent, replies = socket.socketpair(), [], []

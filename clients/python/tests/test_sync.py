@@ -483,6 +483,21 @@ class TestHolding:
         time.sleep(0.2)
         assert run(client._call(b"k", long.commands(), 3))[0] > 59_900
 
+    def test_acquisition_for_which_no_thread_can_be_started_leaves_nothing(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuses(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with RLockClient(redis.Redis(port=server.port)) as client:
+            for blocking in (False, True):
+                with monkeypatch.context() as patch:
+                    patch.setattr(threading.Thread, "start", refuses)
+                    with pytest.raises(RuntimeError, match="start new thread"):
+                        client.lock("k").acquire(blocking)
+                assert server.is_clean("k")
+            assert client.lock("k").acquire(blocking=False)
+
     def test_fixed_lease_ends(self, client: RLockClient, server: Server) -> None:
         hold = client.lock("k", lease=0.4, renew=False).acquire()
         assert hold

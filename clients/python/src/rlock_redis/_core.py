@@ -857,7 +857,7 @@ class Base(Generic[H, L, S]):
         """Lets the application's client load the map of the cluster, in the background, once at a time."""
         if self.is_cluster and not self._is_refreshing and not self._is_ended:
             self._is_refreshing = True
-            self._spawn(self._load_map())
+            self._start(self._load_map(), [])
 
     async def _load_map(self) -> None:
         try:
@@ -914,6 +914,7 @@ class Base(Generic[H, L, S]):
             self._spawn(request)
         except RuntimeError as error:
             request.close()
+            self._is_refreshing = False  # This may have been the request.
             log.warning("a request in the background has to wait: %s", error)
             self._engine.failed(items)
 

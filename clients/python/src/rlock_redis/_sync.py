@@ -162,6 +162,8 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         return name
 
     def _box(self) -> Mailbox:
+        if self._timer is None:
+            self._wake()  # If no thread can be started, nothing is acquired.
         return Mailbox(queue.SimpleQueue(), getattr(self._local, "stopped", None))
 
     async def _receive(self, box: Mailbox, timeout: float) -> Message | None:
