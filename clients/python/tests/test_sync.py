@@ -292,9 +292,64 @@ class TestOwners:
                 in_thread(lock.release)
             assert hold.held
 
-    def test_mutex_inside_of_several_is_misuse(self, client: RLockClient) -> None:
-        with client.multi_lock(["a", "b"]), pytest.raises(RuntimeError, match="already holds"):
-            client.lock("a").acquire()
+    @pytest.mark.parametrize(("held", "asked"), [("ab", "a"), ("a", "ab"), ("ab", "bc"), ("ab", "abc"), ("abc", "ab")])
+    def test_owner_that_holds_some_of_the_keys_but_not_all_is_misuse(
+        self, held: str, asked: str, client: RLockClient, server: Server
+    ) -> None:
+        def lock(keys: str) -> Any:
+            return client.lock(keys) if keys == "a" else client.multi_lock(keys)
+
+        with lock(held):
+            with pytest.raises(RuntimeError, match="already holds"):
+                lock(asked).acquire()
+            assert [server.holders(key) for key in "abc"] == [key in held for key in "abc"]
+        assert [server.holders(key) for key in "abc"] == [0, 0, 0]
+
+    def test_writer_becomes_a_reader_and_a_writer_again(self, client: RLockClient, server: Server) -> None:
+        read, write = client.read_lock("k"), client.write_lock("k")
+        write.acquire()
+        with read as hold:
+            write.release()
+            assert hold.held
+            assert in_thread(lambda: client.write_lock("k").acquire(blocking=False)) is None
+            other = Thread(lambda: (read.acquire() and write.acquire(timeout=0.2)) or read.release())
+            other.ended()
+            with write:
+                assert in_thread(lambda: read.acquire(blocking=False)) is None
+            assert hold.held
+            assert server.holders("k") == 1
+        assert server.is_clean("k")
+
+    def test_permits_of_other_numbers_are_released_by_themselves(self, client: RLockClient, server: Server) -> None:
+        one, two = client.semaphore("k"), client.semaphore("k", permits=2)
+        one.init(4)
+        with two, one:
+            two.acquire(blocking=False)
+            assert server.holders("k") == 2
+            one.release()
+            two.acquire()
+            assert not one.held
+            assert two.held
+            two.release()
+            one.acquire()
+        assert server.is_clean("k")
+
+    def test_threads_that_acquire_at_once_with_one_owner_name_share_the_hold(
+        self, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        lock = proxied.lock("k", owner="me")
+        proxied.lock("other").acquire()
+        server.admin.config_resetstat()
+        proxy.deaf = True
+        threads = [Thread(lambda: lock.acquire(blocking=False)) for _ in range(2)]
+        eventually(lambda: server.admin.info("commandstats").get("cmdstat_RLOCK.ACQUIRE", {}).get("calls", 0) >= 2)
+        proxy.deaf = False
+        first, second = [thread.ended() for thread in threads]
+        assert first is second
+        lock.release()
+        assert server.holders("k") == first.held == 1
+        lock.release()
+        assert server.is_clean("k")
 
     def test_reentry_of_a_lost_hold_fails(self, client: RLockClient, server: Server) -> None:
         lock = client.lock("k", lease=0.6)

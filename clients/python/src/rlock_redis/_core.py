@@ -1004,9 +1004,15 @@ class Base(Generic[H, L, S]):
             if hold is not None:
                 with self._lock:
                     self._check(box)
-                    for slot in self._slots(target):
-                        self._held.setdefault(scope, {}).setdefault(slot, []).append(hold)
-                    self._engine.add(hold)
+                    shared = self._current(target, scope)
+                    if shared is not None and shared.held and shared.tokens == hold.tokens:
+                        # Another thread or task has acquired it meanwhile, with this name of an owner.
+                        shared._count, shared._release_id = shared._count + 1, max(shared._release_id, hold._release_id)
+                        hold = shared
+                    else:
+                        for slot in self._slots(target):
+                            self._held.setdefault(scope, {}).setdefault(slot, []).append(hold)
+                        self._engine.add(hold)
                 attempt.uncertain = False
                 self._wake()
             return hold
