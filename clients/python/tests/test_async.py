@@ -246,6 +246,47 @@ class TestLoss:
 
         run(main)
 
+    def test_loss_after_the_block_cancels_nothing(self, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                lock = client.lock("k")
+                hold = await lock.acquire()
+                async with lock:
+                    pass
+                assert hold
+                clock.ahead += 31
+                await eventually(hold._end_event.is_set)
+                await asyncio.sleep(0.1)
+                with pytest.raises(LockLost):
+                    await lock.release()
+
+        run(main)
+
+    def test_loss_cancels_the_blocks_of_all_tasks_of_its_owner(self, server: Server) -> None:
+        async def main() -> None:
+            clock, inside = Clock(), []
+            async with client_of(server.port, clock=clock) as client:
+
+                async def body(pause: float) -> None:
+                    async with client.lock("k", owner="me"):
+                        inside.append(pause)
+                        await asyncio.sleep(pause)
+
+                async def leaves() -> None:
+                    await body(0.01)
+                    await asyncio.sleep(0.5)
+
+                tasks = [asyncio.create_task(leaves()), *[asyncio.create_task(body(20)) for _ in range(2)]]
+                await eventually(lambda: len(inside) == 3)
+                await asyncio.sleep(0.1)
+                clock.ahead += 31
+                left, *lost = await asyncio.gather(*tasks, return_exceptions=True)
+                assert left is None
+                assert [type(error) for error in lost] == [LockLost] * 2
+
+        run(main)
+
     def test_loss_inside_of_a_timeout_leaves_the_timeout_alone(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:

@@ -8,7 +8,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from . import _core as c
 from ._core import (
@@ -39,9 +39,9 @@ class AsyncHold(Hold):
     def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
         super().__init__(attempt, tokens, sent)
         self._end_event = asyncio.Event()
-        self._task: asyncio.Task[Any] | None = None  # The one that is in a block of this lock.
-        self._cancelling = 0
-        self._interrupted = False
+        # The tasks in blocks of this lock, each with the number of its cancellations before.
+        self._blocks: list[tuple[asyncio.Task[Any], int]] = []
+        self._interrupted: set[asyncio.Task[Any]] = set()  # Those that the loss has cancelled.
 
     async def wait(self) -> None:
         """Waits until the hold has ended, by loss or release."""
@@ -60,18 +60,21 @@ class AsyncHold(Hold):
                 log.exception("on_lost failed")
 
     def _interrupt(self) -> None:
-        if self._task is not None and not _is_cancelled(self._task):
-            self._interrupted = self._task.cancel(self)
+        tasks = {task for task, _ in self._blocks}
+        self._interrupted = {task for task in tasks if not _is_cancelled(task) and task.cancel(self)}
 
     def _lost_instead(self, error: BaseException | None) -> bool:
         """Whether the cancellation that ends the block is ours alone."""
-        task, interrupted, self._interrupted = self._task, self._interrupted, False
-        if self._count == 1:
-            self._task = None
-        if not interrupted or task is None:
+        block = next((block for block in reversed(self._blocks) if block[0] is asyncio.current_task()), None)
+        if block is None:
             return False
+        self._blocks.remove(block)
+        task, cancelling = block
+        if task not in self._interrupted:
+            return False
+        self._interrupted.remove(task)
         if sys.version_info >= (3, 11):
-            return task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
+            return task.uncancel() <= cancelling and isinstance(error, asyncio.CancelledError)
         # A later cancellation has replaced our message, an earlier one has kept us from cancelling.
         return isinstance(error, asyncio.CancelledError) and error.args == (self,)
 
@@ -279,10 +282,10 @@ class AsyncLock(LockBase[AsyncHold]):
 
     async def __aenter__(self) -> AsyncHold:
         hold = await self._enter()
-        if hold._task is None:
-            hold._task = asyncio.current_task()
-            if sys.version_info >= (3, 11) and hold._task is not None:
-                hold._cancelling = hold._task.cancelling()
+        task, cancelling = cast("asyncio.Task[Any]", asyncio.current_task()), 0
+        if sys.version_info >= (3, 11):
+            cancelling = task.cancelling()
+        hold._blocks.append((task, cancelling))
         return hold
 
     async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
