@@ -287,6 +287,30 @@ class TestLoss:
 
         run(main)
 
+    def test_permits_of_one_owner_name_are_released_by_the_task_that_took_them(self, server: Server) -> None:
+        async def main() -> None:
+            async with client_of(server.port) as client:
+                semaphore, left = client.semaphore("k", owner="me"), asyncio.Event()
+                await semaphore.init(2)
+
+                async def body() -> None:
+                    async with semaphore as hold:
+                        await left.wait()
+                        assert hold.held
+
+                async with semaphore as first:
+                    task = asyncio.create_task(body())
+                    await eventually(lambda: server.holders("k") == 2)
+                    await asyncio.sleep(0.05)
+                assert not first.held
+                left.set()
+                await task
+                assert server.holders("k") == 0
+                await semaphore.acquire()
+                await asyncio.create_task(semaphore.release())
+
+        run(main)
+
     def test_loss_inside_of_a_timeout_leaves_the_timeout_alone(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:

@@ -281,6 +281,7 @@ class Hold(Item):
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
         self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
+        self._user = self._client._scope()
         self._release_id = attempt.id + 1  # Below that of a newer request of the owner, which may share the hold.
         self._is_settled = False  # Whether the engine releases it, because the clock has ended it.
         self.key = self._target.keys[0]
@@ -953,9 +954,10 @@ class Base(Generic[H, L, S]):
         return name
 
     def _current(self, target: Target, scope: str) -> H | None:
-        """The innermost hold of this owner."""
+        """The innermost hold of this owner; of permits under a named owner, that of this thread or task first."""
         stack = self._held.get(scope, {}).get(self._slots(target)[0], ())
-        return next((hold for hold in reversed(stack) if hold._target == target), None)
+        holds = [hold for hold in reversed(stack) if hold._target == target]
+        return max(holds, key=lambda hold: len(holds) > 1 and hold._user == self._scope(), default=None)
 
     def _reenter(self, target: Target, scope: str) -> H | None:
         """The hold that this owner has already, counted once more."""
