@@ -573,6 +573,27 @@ def test_close_ends_waits_releases_holds_and_leaves_no_task_or_connection(server
     run(main)
 
 
+def test_close_tells_holders_that_their_hold_is_lost(server: Server) -> None:
+    async def main() -> None:
+        told: list[Any] = []
+        client = AsyncRLockClient(redis.asyncio.Redis(port=server.port))
+
+        async def body() -> None:
+            async with client.lock("k", on_lost=told.append):
+                await asyncio.sleep(20)
+
+        task = asyncio.create_task(body())
+        await eventually(lambda: server.holders("k"))
+        await asyncio.sleep(0.05)
+        await client.aclose()
+        with pytest.raises(LockLost):
+            await task
+        assert [hold.lost for hold in told] == [True]
+        assert server.is_clean("k")
+
+    run(main)
+
+
 def test_close_tells_a_loss_that_the_timer_has_not_seen(server: Server) -> None:
     async def main() -> None:
         clock, told = Clock(), []

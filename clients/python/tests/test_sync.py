@@ -689,6 +689,15 @@ class TestReleasing:
         eventually(lambda: threading.active_count() <= threads)
         eventually(lambda: len(server.admin.client_list()) <= before)
 
+    def test_close_tells_holders_that_their_hold_is_lost(self, server: Server) -> None:
+        told = threading.Event()
+        client = RLockClient(redis.Redis(port=server.port))
+        with pytest.raises(LockLost), client.lock("k", on_lost=lambda _: told.set()) as hold:
+            client.close()
+            assert hold.lost
+            assert told.wait(5)
+            assert server.is_clean("k")
+
     def test_close_tells_a_loss_that_the_timer_has_not_seen(self, server: Server) -> None:
         clock, told = Clock(), threading.Event()
         client = RLockClient(redis.Redis(port=server.port), clock=clock)

@@ -976,8 +976,6 @@ class Base(Generic[H, L, S]):
         """The hold that is released, and whether this release is the last one."""
         with self._lock:
             hold = self._current(target, scope)
-            if hold is None and self.closed:
-                raise LockLost("the client was closed")
             if hold is None:
                 raise RuntimeError(f"this thread or task does not hold {target}")
             if keep is not None and (hold._count > 1 or target.kind not in ("mutex", "fair")):
@@ -993,12 +991,12 @@ class Base(Generic[H, L, S]):
             return hold, hold._count == 0
 
     async def _acquire(self, target: Target, options: Options, scope: str, wait: float | None) -> H | None:
+        box, attempt = self._box(), None
+        self._check(box)
         if hold := self._reenter(target, scope):
             return hold
-        box, attempt = self._box(), None
         self._boxes.add(box)
         try:
-            self._check(box)
             # A semaphore gives permits for each acquisition, so each is an owner of its own.
             owner = f"{scope}.{secrets.token_hex(8)}" if target.kind == "semaphore" else scope
             attempt = Attempt(self, target, options, owner, box)
@@ -1058,11 +1056,10 @@ class Base(Generic[H, L, S]):
         """Ends waits, releases holds, and waits until that has been answered, or 5 s have passed."""
         with self._lock:
             self.closed = True
-            self._held.clear()
         for hold in [item for item in list(self._engine._items) if isinstance(item, Hold)]:
-            was_held = self._engine.end(hold)
-            if was_held is not None:
-                hold._ended(not was_held)
+            if self._engine.end(hold) is not None:
+                hold._state, hold._is_settled = "lost", True
+                hold._ended(True)
                 self._background(hold._release_errand(None, CLOSE_WITHIN))
         end = time.monotonic() + CLOSE_WITHIN
         while (self._boxes or self._engine.errands()) and time.monotonic() < end:
