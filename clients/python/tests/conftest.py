@@ -79,11 +79,14 @@ class Server:
 
 
 class Proxy:
-    """Forwards to a server. `stalled` keeps what arrives, `deaf` keeps what the server answers, `delay` is one way."""
+    """Forwards to a server. `delay` is one way.
+
+    `stalled` keeps what arrives, `deaf` keeps what the server answers, `halting` passes two bytes of each answer.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self.stalled = self.deaf = self.refuses = False
+        self.stalled = self.deaf = self.halting = self.refuses = False
         self.delay = 0.0
         self.connections = 0
         self._sockets: set[socket.socket] = set()
@@ -111,7 +114,10 @@ class Proxy:
             while data := source.recv(65536):
                 if self.delay:
                     time.sleep(self.delay)
-                while self.stalled or (answers and self.deaf):
+                if answers and self.halting:
+                    target.sendall(data[:2])
+                    data = data[2:]
+                while self.stalled or (answers and (self.deaf or self.halting)):
                     time.sleep(0.005)
                 target.sendall(data)
         for one in (source, target):
@@ -126,7 +132,7 @@ class Proxy:
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self.stalled = self.deaf = False
+        self.stalled = self.deaf = self.halting = False
         self._listener.close()
         self.cut()
 

@@ -525,7 +525,7 @@ def test_wait_survives_a_lost_subscriber(server: Server, proxy: Proxy) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("fault", ["stalled", "deaf"])
+@pytest.mark.parametrize("fault", ["stalled", "deaf", "halting"])
 def test_wait_ends_in_time_whatever_the_network_does(fault: str, server: Server, proxy: Proxy) -> None:
     async def main() -> None:
         async with client_of(proxy.port) as client:

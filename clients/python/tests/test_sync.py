@@ -38,7 +38,7 @@ def client(server: Server) -> Iterator[RLockClient]:
 def proxied(proxy: Proxy) -> Iterator[RLockClient]:
     with RLockClient(redis.Redis(port=proxy.port, socket_timeout=3)) as client:
         yield client
-        proxy.stalled = proxy.deaf = proxy.refuses = False
+        proxy.stalled = proxy.deaf = proxy.halting = proxy.refuses = False
 
 
 class Thread(threading.Thread):
@@ -129,7 +129,7 @@ class TestWaiting:
             in_thread(lambda: client.lock("k", timeout=0.1).__enter__())
         eventually(lambda: server.waiters("k") == 0)
 
-    @pytest.mark.parametrize("fault", ["stalled", "deaf", "refuses"])
+    @pytest.mark.parametrize("fault", ["stalled", "deaf", "halting", "refuses"])
     def test_wait_ends_in_time_whatever_the_network_does(self, fault: str, proxied: RLockClient, proxy: Proxy) -> None:
         proxied.lock("other").acquire()
         setattr(proxy, fault, True)

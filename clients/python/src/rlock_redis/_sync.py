@@ -181,6 +181,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
             # In steps, because not all platforms interrupt the system call for a signal.
             if time.monotonic() >= end:
                 raise Unavailable("the server did not answer in time")
+        connection._sock.settimeout(max(SHORT_PAUSE, end - time.monotonic()))  # The rest of the answer may be late.
         return connection.read_response()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> None:
