@@ -949,8 +949,8 @@ class Base(Generic[H, L, S]):
 
     def _named(self, user: object) -> str:
         """A new name for a thread or task. When that has ended, nothing of it can be released or acquired again."""
-        name = f"{self.id}:{next(self._numbers)}"
-        weakref.finalize(user, self._held.pop, name, None)
+        name, client = f"{self.id}:{next(self._numbers)}", weakref.ref(self)
+        weakref.finalize(user, lambda: (found := client()) and found._held.pop(name, None))
         return name
 
     def _current(self, target: Target, scope: str) -> H | None:

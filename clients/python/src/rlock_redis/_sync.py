@@ -114,6 +114,12 @@ class _Subscriber(Subscriber):
                     self._woken.recv(4096)
 
 
+class _User:
+    """Lives as long as its thread, and the client."""
+
+    name: str
+
+
 class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
     """Locks on a server with the rlock module, for threads.
 
@@ -156,10 +162,11 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
             self._subscribers.popitem()[1].close()
 
     def _scope(self) -> str:
-        name: str | None = getattr(self._local, "name", None)
-        if name is None:
-            name = self._local.name = self._named(threading.current_thread())
-        return name
+        user: _User | None = getattr(self._local, "user", None)
+        if user is None:
+            user = self._local.user = _User()
+            user.name = self._named(user)
+        return user.name
 
     def _box(self) -> Mailbox:
         if self._timer is None:
