@@ -214,6 +214,29 @@ class TestWaiting:
         server.admin.execute_command("RLOCK.RELEASE", "k", "another")
         assert waiter.ended().held
 
+    def test_grant_of_several_keys_of_which_one_was_forced_open_leaves_no_others_taken(
+        self, client: RLockClient, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        receive, granted = client._receive, []
+
+        async def receives(box: Any, timeout: float) -> Any:
+            message = await receive(box, timeout)
+            if message and message.what == "granted" and not granted:
+                granted.append(message)
+                server.admin.execute_command("RLOCK.FORCERELEASE", "a")
+                server.admin.execute_command("RLOCK.ACQUIRE", "a", "another")
+            return message
+
+        monkeypatch.setattr(client, "_receive", receives)
+        server.admin.execute_command("RLOCK.ACQUIRE", "a", "somebody")
+        waiter = Thread(lambda: client.multi_lock("ab").acquire())
+        eventually(lambda: server.waiters("a") == 1)
+        server.admin.execute_command("RLOCK.RELEASE", "a", "somebody")
+        eventually(lambda: granted and server.waiters("a") == 1)
+        assert server.holders("b") == 0
+        server.admin.execute_command("RLOCK.RELEASE", "a", "another")
+        assert waiter.ended().held
+
     def test_signal_ends_a_wait_and_leaves_nothing(self, client: RLockClient, server: Server) -> None:
         server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
 

@@ -1004,6 +1004,7 @@ class Base(Generic[H, L, S]):
             if hold is not None:
                 with self._lock:
                     self._check(box)
+                    attempt.uncertain = False
                     shared = self._current(target, scope)
                     if shared is not None and shared.held and shared.tokens == hold.tokens:
                         # Another thread or task has acquired it meanwhile, with this name of an owner.
@@ -1013,7 +1014,6 @@ class Base(Generic[H, L, S]):
                         for slot in self._slots(target):
                             self._held.setdefault(scope, {}).setdefault(slot, []).append(hold)
                         self._engine.add(hold)
-                attempt.uncertain = False
                 self._wake()
             return hold
         finally:
