@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from typing import Any
 
@@ -104,5 +105,29 @@ def test_asyncio(cluster: list[Server]) -> None:
         await app.aclose()
         for key in KEYS:
             assert holders(cluster, key) == waiters(cluster, key) == 0
+
+    asyncio.run(main())
+
+
+def test_waits_on_a_stopped_node_delay_no_acquisition_on_another(cluster: list[Server]) -> None:
+    async def main() -> None:
+        app = redis.asyncio.RedisCluster(port=cluster[0].port, host="127.0.0.1")
+        async with AsyncRLockClient(app, command_timeout=8) as client:
+            assert await client.lock("orders").acquire(timeout=5)  # It subscribes.
+            node = app.get_node_from_key("orders")
+            healthy = next(key for key in map(str, range(100)) if app.get_node_from_key(key) is not node)
+            process = next(server.process for server in cluster if server.port == node.port)
+            process.send_signal(signal.SIGSTOP)
+            try:
+                waits = [asyncio.create_task(client.lock("orders").acquire()) for _ in range(64)]
+                await asyncio.sleep(0.1)
+                assert await client.lock(healthy).acquire(blocking=False)
+                assert client._asking[node.name].locked(), "the waits have not ended yet"
+            finally:
+                process.send_signal(signal.SIGCONT)
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+        await app.aclose()
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import inspect
 import sys
@@ -30,7 +31,7 @@ from .errors import LockLost, LockTimeout, Unavailable
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-MAX_ASKING = 16  # Connections for requests that acquire; renewals and releases do not queue behind these.
+MAX_ASKING = 16  # Connections to a server for requests that acquire; renewals and releases do not queue behind these.
 
 
 class AsyncHold(Hold):
@@ -163,7 +164,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         self._names: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._asking = asyncio.Semaphore(MAX_ASKING)
+        self._asking: dict[str, asyncio.Semaphore] = collections.defaultdict(lambda: asyncio.Semaphore(MAX_ASKING))
 
     async def lead(
         self, key: str | bytes, work: Callable[[AsyncHold], Coroutine[Any, Any, Any]], **options: Unpack[c.LockOptions]
@@ -238,7 +239,8 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
     async def _call_now(
         self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None
     ) -> list[Any]:
-        async with self._asking if box is not None else contextlib.nullcontext():
+        node = (await self._route(key)).name
+        async with self._asking[node] if box is not None else contextlib.nullcontext():
             return await super()._call(key, commands, timeout, box)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
