@@ -573,6 +573,21 @@ def test_close_ends_waits_releases_holds_and_leaves_no_task_or_connection(server
     run(main)
 
 
+def test_close_cancels_again_what_swallows_its_cancellation() -> None:
+    async def main() -> None:
+        async def swallows() -> None:  # As `asyncio.wait_for` does before Python 3.12, if it ends in the same step.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(20)
+            await asyncio.sleep(20)
+
+        client = AsyncRLockClient(redis.asyncio.Redis())
+        client._spawn(swallows())
+        await asyncio.sleep(0)
+        await asyncio.wait_for(client.aclose(), 10)
+
+    run(main)
+
+
 def test_close_tells_holders_that_their_hold_is_lost(server: Server) -> None:
     async def main() -> None:
         told: list[Any] = []

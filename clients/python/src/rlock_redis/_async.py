@@ -190,10 +190,11 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         await self._close()
         if self._timer is not None:
             self._timer.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = set(self._tasks)
+        while tasks:  # Before Python 3.12, `asyncio.wait_for` may swallow a cancellation.
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=c.TICK)
 
     def _scope(self) -> str:
         task = asyncio.current_task()
