@@ -398,6 +398,23 @@ class TestCancelling:
 
         run(main)
 
+    def test_cancellation_in_the_step_of_the_subscription_is_not_swallowed(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port) as client:
+                await client.lock("other").acquire(blocking=False)
+                proxy.deaf = True
+                task = asyncio.create_task(client.lock("k").acquire())
+                await eventually(lambda: client._subscribers and client._subscribers[""]._ready)
+                for ready in client._subscribers[""]._ready.values():
+                    ready.set()
+                await asyncio.sleep(0)
+                task.cancel()
+                proxy.deaf = False
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+        run(main)
+
     def test_settlement_of_a_late_answer_spares_the_next_hold(self, server: Server, proxy: Proxy) -> None:
         async def main() -> None:
             async with client_of(proxy.port) as client:

@@ -24,6 +24,7 @@ from ._core import (
     Message,
     Route,
     Subscriber,
+    T,
     log,
 )
 from .errors import LockLost, LockTimeout, Unavailable
@@ -87,6 +88,16 @@ def _is_cancelled(task: asyncio.Task[Any]) -> bool:
     return bool(is_cancelled) and sys.version_info < (3, 11)
 
 
+async def _within(coroutine: Coroutine[Any, Any, T], timeout: float) -> T | None:
+    """Its result, or None. `asyncio.wait_for` may swallow a cancellation before Python 3.12."""
+    task = asyncio.ensure_future(coroutine)
+    try:
+        await asyncio.wait({task}, timeout=None if timeout == c.FOREVER else timeout)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+
+
 class _Subscriber(Subscriber):
     def __init__(self, client: AsyncRLockClient, route: Route) -> None:
         super().__init__(client, route)
@@ -101,8 +112,7 @@ class _Subscriber(Subscriber):
             if self._connected is not None:
                 with contextlib.suppress(Exception):  # The reader sees the same error.
                     await self._connected.send_command(self._command, channel, check_health=False)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(ready.wait(), timeout)
+        await _within(ready.wait(), timeout)
         self._confirmed(ready.is_set())
 
     async def _run(self) -> None:
@@ -208,12 +218,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         return Mailbox(asyncio.Queue(), None)
 
     async def _receive(self, box: Mailbox, timeout: float) -> Message | None:
-        get = asyncio.ensure_future(box.messages.get())
-        try:
-            await asyncio.wait({get}, timeout=None if timeout == c.FOREVER else timeout)
-            return get.result() if get.done() else None
-        finally:
-            get.cancel()
+        return await _within(box.messages.get(), timeout)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
