@@ -34,9 +34,11 @@ pub enum Fault {
     ClosesNothing,
     /// Sessions are not requested.
     IgnoresSession,
+    /// What a cancelled acquisition may hold is released with an id that is higher than those of later acquisitions.
+    SettlesWithHighId,
 }
 
-const ALL: [(&str, Fault); 15] = [
+const ALL: [(&str, Fault); 16] = [
     ("believes-after-deadline", Fault::BelievesAfterDeadline),
     ("tells-nothing", Fault::TellsNothing),
     ("tells-late", Fault::TellsLate),
@@ -52,6 +54,7 @@ const ALL: [(&str, Fault); 15] = [
     ("enters-late", Fault::EntersLate),
     ("closes-nothing", Fault::ClosesNothing),
     ("ignores-session", Fault::IgnoresSession),
+    ("settles-with-high-id", Fault::SettlesWithHighId),
 ];
 
 impl Fault {

@@ -78,6 +78,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Program {
     fault: Fault,
     clients: Mutex<HashMap<String, Client>>,
+    urls: Mutex<HashMap<String, String>>,
     /// By how many milliseconds the clocks of the clients are ahead.
     clocks: Mutex<HashMap<String, Arc<AtomicU64>>>,
     holds: Mutex<HashMap<String, Arc<Hold>>>,
@@ -110,7 +111,12 @@ async fn main() {
         tokio::spawn(async move {
             let answer = tokio::select! {
                 answer = program.clone().serve(&request) => answer,
-                _ = cancelled => Err(failure("Cancelled", "")),
+                _ = cancelled => {
+                    if program.fault == Fault::SettlesWithHighId {
+                        tokio::spawn(program.clone().release_late(request));
+                    }
+                    Err(failure("Cancelled", ""))
+                }
             };
             lock(&program.outstanding).remove(&id);
             say(&match answer {
@@ -204,6 +210,7 @@ impl Program {
         } else {
             builder.connect(&url).await
         };
+        lock(&self.urls).insert(name.clone(), url);
         lock(&self.clients).insert(name, client?);
         Ok(json!({}))
     }
@@ -237,6 +244,27 @@ impl Program {
         let at_us = now_us();
         self.clone().watch(name, hold, lost);
         Ok(json!({"tokens": tokens, "at_us": at_us, "valid_ms": valid_ms}))
+    }
+
+    /// Releases a mutex or permit without its token, until the owner has held it or a second has passed.
+    async fn release_late(self: Arc<Self>, request: Value) {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let url = lock(&self.urls).get(&text(&request["client"])).cloned().unwrap_or_default();
+        let family = if request["kind"] == "semaphore" { "RSEMAPHORE" } else { "RLOCK" };
+        let release = redis::cmd(&format!("{family}.RELEASE"))
+            .arg(text(&request["keys"][0]))
+            .arg(text(&request["owner"]))
+            .arg("REQ")
+            .arg(i64::MAX)
+            .to_owned();
+        let Ok(client) = redis::Client::open(url) else { return };
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let Ok(mut connection) = client.get_multiplexed_async_connection().await else { continue };
+            if release.query_async::<i64>(&mut connection).await.is_ok() {
+                return;
+            }
+        }
     }
 
     /// Reports the loss.

@@ -1,7 +1,7 @@
 //! A network with faults between a client and one server. It parses RESP, so that it can lose the reply to
 //! one command, or answer a command itself.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -26,6 +26,10 @@ pub enum Fate {
     Answer(String),
     /// The message, or the reply to the command, disappears.
     Drop,
+    /// The command, and everything behind it on its connection, arrives after this number of milliseconds.
+    Late(u64),
+    /// The same for the reply.
+    LateReply(u64),
 }
 
 impl Fate {
@@ -50,9 +54,36 @@ impl Seen {
 
     /// The value of an option.
     pub fn option(&self, name: &str) -> Option<&str> {
-        let at = self.words.iter().position(|word| word.eq_ignore_ascii_case(name))?;
-        self.words.get(at + 1).map(String::as_str)
+        option(&self.words, name)
     }
+
+    pub fn owner(&self) -> Option<&str> {
+        owner(&self.words)
+    }
+
+    /// Whether it settles an acquisition.
+    pub fn settles(&self) -> bool {
+        settles(&self.words)
+    }
+}
+
+/// The value of an option of a command.
+pub fn option<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
+    let at = words.iter().position(|word| word.eq_ignore_ascii_case(name))?;
+    words.get(at + 1).map(String::as_str)
+}
+
+/// The owner in a command: it follows the key, or the number of keys and the keys.
+pub fn owner(words: &[String]) -> Option<&str> {
+    let is_many = words.first()?.starts_with("RLOCK.M");
+    let keys = if is_many { words.get(1)?.parse().ok()? } else { 0 };
+    words.get(2_usize.checked_add(keys)?).map(String::as_str)
+}
+
+/// Whether the command settles an acquisition: only the RELEASE of a hold has a token.
+pub fn settles(words: &[String]) -> bool {
+    let has_token = option(words, "TOKEN").or(option(words, "TOKENS")).is_some();
+    is(words, "CANCEL") || is(words, "RELEASE") && !has_token
 }
 
 /// Whether it is that command of one of the families: `ACQUIRE` is `RLOCK.ACQUIRE`, `RLOCK.MACQUIRE` and so on.
@@ -215,6 +246,12 @@ impl Proxy {
         lock(&self.sky.seen).clear();
     }
 
+    /// The owners whose acquisitions were settled: a RELEASE without TOKEN has passed.
+    pub fn settled(&self) -> HashSet<String> {
+        let settles = |seen: &&Seen| seen.is("RELEASE") && seen.settles();
+        self.seen().iter().filter(settles).filter_map(|seen| seen.owner().map(str::to_owned)).collect()
+    }
+
     pub fn seen_of(&self, verb: &str) -> Vec<Seen> {
         self.seen().into_iter().filter(|seen| seen.is(verb)).collect()
     }
@@ -222,7 +259,7 @@ impl Proxy {
 
 /// The treatment of the next reply.
 enum Expected {
-    Pass { stringified: bool },
+    Pass { stringified: bool, late: Duration },
     Lost,
     Dropped,
     Own(Vec<u8>),
@@ -285,6 +322,11 @@ async fn commands(
                 lock(&sky.seen).push(Seen { at_us: now_us(), words: words.clone() });
             }
             let fate = lock(&sky.rule)(&words);
+            let (late, late_reply) = match fate {
+                Fate::Late(ms) => (Duration::from_millis(ms), Duration::ZERO),
+                Fate::LateReply(ms) => (Duration::ZERO, Duration::from_millis(ms)),
+                _ => (Duration::ZERO, Duration::ZERO),
+            };
             let mut expected = lock(expected);
             match fate {
                 Fate::Cut => {
@@ -295,13 +337,13 @@ async fn commands(
                 Fate::Drop => expected.push_back(Expected::Dropped),
                 Fate::LoseReply => expected.push_back(Expected::Lost),
                 Fate::Pass if is_subscription => {}
-                Fate::Pass => {
+                Fate::Pass | Fate::Late(_) | Fate::LateReply(_) => {
                     let stringified = is_ours && sky.stringifies.load(Ordering::Relaxed);
-                    expected.push_back(Expected::Pass { stringified });
+                    expected.push_back(Expected::Pass { stringified, late: late_reply });
                 }
             }
             if !matches!(expected.back(), Some(Expected::Own(_))) {
-                let _ = up.send(Piece::Bytes(due(sky), bytes));
+                let _ = up.send(Piece::Bytes(due(sky) + late, bytes));
             }
             flush(&mut expected, down, sky);
         }
@@ -343,10 +385,14 @@ async fn replies(mut from: OwnedReadHalf, down: &Pieces, expected: &Mutex<VecDeq
                 }
                 Some(Expected::Dropped) => {}
                 other => {
-                    if matches!(other, Some(Expected::Pass { stringified: true })) {
+                    let (is_text, late) = match other {
+                        Some(Expected::Pass { stringified, late }) => (stringified, late),
+                        _ => (false, Duration::ZERO),
+                    };
+                    if is_text {
                         bytes = stringified(&bytes);
                     }
-                    let _ = down.send(Piece::Bytes(due(sky), bytes));
+                    let _ = down.send(Piece::Bytes(due(sky) + late, bytes));
                 }
             }
             flush(&mut expected, down, sky);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 /// A fault of the Rust program, a scenario that detects it, and a rule that the scenario names.
-const CAUGHT: [(&str, &str, &str); 21] = [
+const CAUGHT: [(&str, &str, &str); 28] = [
     ("believes-after-deadline", "hold-fixed-lease", "B15"),
     ("believes-after-deadline", "sleep-past-lease", "B13"),
     ("believes-after-deadline", "sleep-at-work", "B13"),
@@ -29,10 +29,17 @@ const CAUGHT: [(&str, &str, &str); 21] = [
     ("enters-late", "kind-mutex", "B13"),
     ("closes-nothing", "close", "B24"),
     ("ignores-session", "killed-with-session", "B13"),
+    ("settles-with-high-id", "settle-then-acquire", "B4"),
+    ("settles-with-high-id", "settle-then-acquire-two-clients", "B4"),
+    ("settles-with-high-id", "settle-then-acquire-semaphore", "B4"),
+    ("settles-with-high-id", "settle-then-acquire-superseded", "B4"),
+    ("settles-with-high-id", "settle-then-acquire-lost-reply", "B4"),
+    ("settles-with-high-id", "settle-then-acquire-refused", "B4"),
+    ("settles-with-high-id", "words-on-the-wire", "B11"),
 ];
 
 /// Scenarios that the naive client fails, see `rust-program/naive.rs`.
-const NAIVE: &str = "keep note words-on-the-wire wait-timeout-no-server wait-timeout-stalled wait-one-subscriber wait-fair-grace \
+const NAIVE: &str = "keep note reentry-some-keys words-on-the-wire wait-timeout-no-server wait-timeout-stalled wait-one-subscriber wait-fair-grace \
     hold-forced hold-reentry-after-loss hold-lease-cap hold-two-servers hold-sixty-at-200ms hold-session-cut hold-session-lost \
     hold-session-end-unseen \
     hold-short-stall lost-reply-try lost-reply-wait lost-reply-renew lost-reply-release cut-hand-over refused-wait refused-release refused-release-then-acquire \

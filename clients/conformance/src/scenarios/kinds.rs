@@ -1,12 +1,14 @@
 //! Each kind of lock without faults.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::json;
 
 use super::scenarios;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::now_us;
 use crate::program::Answer;
-use crate::world::{PATIENCE, World, ms, pause};
+use crate::world::{Outcome, PATIENCE, World, ms, pause};
 
 scenarios! {
     short "kind-mutex", "B5 B6 B13 B26", [], |w| exclusive(w, "mutex", "m");
@@ -17,6 +19,7 @@ scenarios! {
     short "kind-semaphore", "B5 B6 B12", [], semaphore;
     short "reentry-default-owner", "B1 B3", [], default_owner;
     short "reentry-named-owner", "B3", [], named_owner;
+    short "reentry-some-keys", "B3 B28", [], some_keys;
     short "run-keeps-result", "B22", [], run_keeps_result;
     short "lead", "B15 B21", [], lead;
     short "lead-again", "B15", [], lead_again;
@@ -24,7 +27,7 @@ scenarios! {
     short "owners", "B2 B4", [], owners;
     short "keep", "B23", [], keep;
     short "note", "B6", [], note;
-    short "words-on-the-wire", "B2 B4 B6 B9 B21", [], words_on_the_wire;
+    short "words-on-the-wire", "B2 B4 B6 B9 B11 B21", [], words_on_the_wire;
 }
 
 async fn exclusive(w: &World, kind: &str, keys: &str) -> Result<(), Broken> {
@@ -116,6 +119,45 @@ async fn named_owner(w: &World) -> Result<(), Broken> {
         w.client(&w.server.url()).await?.is_refused(kind, kind, json!({"wait_ms": 0})).await?;
         outer.release_with(json!({"task": "alice"})).await?;
         w.server.is_clean(ms(3000)).await?;
+    }
+    Ok(())
+}
+
+/// An owner that holds some of several keys, but not all, asks for them.
+async fn some_keys(w: &World) -> Result<(), Broken> {
+    const TYPED: [&str; 10] = [
+        "LockError",
+        "LockTimeout",
+        "LockLost",
+        "Deadlock",
+        "Superseded",
+        "ModuleMissing",
+        "ModuleTooOld",
+        "Closed",
+        "Unavailable",
+        "Refused",
+    ];
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    let named = |wait_ms| json!({"wait_ms": wait_ms, "owner": "alice", "task": "alice", "lease_ms": 10_000});
+    for (kind, keys, asked, missing) in [("mutex", "a", "a b", "b"), ("many", "a b", "b c", "c")] {
+        let hold = c.acquire(kind, keys, named(0)).await?;
+        let sent = proxy.seen().len();
+        for wait_ms in [0, 1000] {
+            let outcome = c.outcome("many", asked, named(wait_ms)).await?;
+            let is_misuse = matches!(&outcome, Outcome::Error { name, .. } if !TYPED.contains(&name.as_str()));
+            ensure!(is_misuse, "B3 B28", "the owner of {keys:?} asked for {asked:?}: {outcome}");
+        }
+        let count = w.server.field(missing, "holders-count").await?;
+        ensure!(count == 0, "B3", "{missing:?} is held after misuse");
+        let seen = proxy.seen().split_off(sent);
+        let changes = |seen: &crate::proxy::Seen| seen.is("ACQUIRE") || seen.is("RELEASE") || seen.is("CANCEL");
+        ensure!(!seen.iter().any(changes), "B3", "misuse was sent to the server: {seen:?}");
+        hold.is_held("B3", "its owner asked for more keys").await?;
+        let left = w.server.lease_left(&hold.keys[0], hold.token()).await?;
+        ensure!(left > 0, "B3", "the server has ended the hold of {keys:?} after misuse");
+        hold.release_with(json!({"task": "alice"})).await?;
+        w.server.is_clean(ms(2000)).await?;
     }
     Ok(())
 }
@@ -295,6 +337,18 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
             waits.acquired(PATIENCE).await?.release().await?;
         }
     }
+    for (kind, key) in [("mutex", "m"), ("fair", "f"), ("write", "w"), ("many", "a b")] {
+        let hold = c.acquire(kind, key, json!({"wait_ms": 5000})).await?;
+        let waits = c.begin(kind, key, json!({"wait_ms": 5000}));
+        w.server.until_waiting(1).await?;
+        waits.cancelled().await?;
+        w.server.until_waiting(0).await?;
+        hold.release().await?;
+    }
+    let deadline = now_us() + 2_000_000;
+    while now_us() < deadline && proxy.settled().len() < 4 {
+        pause(5).await;
+    }
     // The client subscribes before it asks.
     let seen = proxy.seen();
     let first =
@@ -302,12 +356,15 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
     let listens = first(&|seen| seen.words[0].ends_with("SUBSCRIBE"));
     let asks = first(&|seen| seen.option("NOTIFY").is_some());
     ensure!(listens.is_some() && listens < asks, "B7", "it asks at {asks:?}, and subscribes at {listens:?}");
-    let mut ids = std::collections::HashMap::new();
-    let mut owners = std::collections::HashMap::new();
-    for seen in proxy.seen() {
+    let mut ids = HashMap::new();
+    let mut owners = HashMap::new();
+    let mut requests = HashSet::new();
+    // The id of the CANCEL of each owner.
+    let mut cancelled = HashMap::new();
+    for seen in &seen {
         let text = seen.words.join(" ");
+        let number = |name: &str| seen.option(name).and_then(|text| text.parse::<u64>().ok());
         if seen.is("ACQUIRE") {
-            let number = |name: &str| seen.option(name).and_then(|text| text.parse::<u64>().ok());
             ensure!(number("REQ").is_some(), "B4", "no REQ: {text}");
             if let Some(block) = number("BLOCK") {
                 ensure!(seen.option("NOTIFY").is_some(), "B6", "no NOTIFY: {text}");
@@ -316,27 +373,36 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
                 ensure!(number("CLAIM") == claim, "B6", "CLAIM is not the smaller of 2 s and the lease: {text}");
             }
         }
-        let token = seen.option("TOKEN").or(seen.option("TOKENS"));
         if seen.is("RENEW") {
-            ensure!(token.is_some(), "B9", "no TOKEN: {text}");
+            ensure!(seen.option("TOKEN").or(seen.option("TOKENS")).is_some(), "B9", "no TOKEN: {text}");
         }
-        // This scenario has no settlements, which would have no token.
+        let Some(owner) = seen.owner() else { continue };
+        let id = number("REQ");
         if seen.is("RELEASE") {
-            ensure!(seen.option("REQ").is_some() && token.is_some(), "B21", "no REQ or no TOKEN: {text}");
+            ensure!(id.is_some(), "B21", "no REQ: {text}");
         }
-        let many = seen.words[0].starts_with("RLOCK.M");
-        let keys = if many { seen.words[1].parse().unwrap_or(1) } else { 0 };
-        let (Some(key), Some(owner)) = (seen.words.get(1 + usize::from(many)), seen.words.get(2 + keys)) else {
-            continue;
-        };
-        if let Some(id) = seen.option("REQ").and_then(|id| id.parse::<u64>().ok()) {
-            let last = ids.insert((key.clone(), owner.clone()), id);
+        if seen.settles() {
+            // It may arrive after a later request of its owner, whose id is higher.
+            if seen.is("CANCEL") {
+                ensure!(ids.get(owner) == Some(&id), "B11", "CANCEL without the id of the request: {text}");
+                cancelled.insert(owner, id);
+            } else {
+                let own = cancelled.get(owner).map(|request| request.map_or(0, |request| request + 1));
+                ensure!(own.is_some(), "B11 B21", "a RELEASE without TOKEN and without CANCEL: {text}");
+                ensure!(own == id, "B4 B11", "the id of the RELEASE is not that of the CANCEL + 1, {own:?}: {text}");
+            }
+        } else if id.is_some() {
+            let last = ids.insert(owner, id);
             ensure!(last.is_none_or(|last| last <= id), "B4", "REQ went down: {text}");
         }
         if seen.is("ACQUIRE") {
-            *owners.entry(owner.clone()).or_insert(0) += 1;
+            requests.extend(id);
+            *owners.entry(owner.to_owned()).or_insert(0) += 1;
         }
     }
+    ensure!(proxy.settled().len() == 4, "B11", "of 4 cancelled waits, {} were released", proxy.settled().len());
+    let adjacent = requests.iter().find(|id| requests.contains(&(*id + 1)));
+    ensure!(adjacent.is_none(), "B4", "two acquisitions have adjacent ids: {adjacent:?} and the next");
     ensure!(!owners.keys().any(|owner| owner.len() < 32), "B2", "owners without 128 random bits: {owners:?}");
     Ok(())
 }

@@ -12,6 +12,7 @@ mod fleets;
 mod holding;
 mod kinds;
 mod processes;
+mod settling;
 mod waiting;
 
 type Running<'a> = Pin<Box<dyn Future<Output = Result<(), Broken>> + Send + 'a>>;
@@ -42,6 +43,15 @@ macro_rules! scenarios {
 pub(crate) use scenarios;
 
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    let groups = [kinds::ALL, waiting::ALL, holding::ALL, faults::ALL, connections::ALL, processes::ALL, fleets::ALL];
+    let groups = [
+        kinds::ALL,
+        waiting::ALL,
+        holding::ALL,
+        faults::ALL,
+        settling::ALL,
+        connections::ALL,
+        processes::ALL,
+        fleets::ALL,
+    ];
     groups.into_iter().flatten()
 }

@@ -355,7 +355,8 @@ async fn cancel_while_waiting(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-fn is_cancelled(outcome: Outcome) -> Result<(), Broken> {
+/// Fails unless a cancelled acquisition ended by that.
+pub(super) fn is_cancelled(outcome: Outcome) -> Result<(), Broken> {
     let cancelled = matches!(&outcome, Outcome::Error { name, .. } if name == "Cancelled");
     ensure!(cancelled, "B11", "a cancelled wait ended with: {outcome}");
     Ok(())
