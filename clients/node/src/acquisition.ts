@@ -28,7 +28,8 @@ export class Acquisition {
   // For a message, and after a failure.
   readonly #silence = new Pauses()
   readonly #pauses = new Pauses()
-  #id = nextId()
+  /** The id of the request. The next one is that of the RELEASE that settles it. */
+  #id = 0
   #since: Stopwatch
   #message: string | undefined
   /** The node that has the subscription. */
@@ -91,6 +92,7 @@ export class Acquisition {
       if (busy instanceof Holding) return busy
     }
     if (this.#stopped) throw this.#stopped
+    this.#renumber()
     for (const name of this.request.names) named.set(name, ended)
     return await this.#obtain()
   }
@@ -182,7 +184,7 @@ export class Acquisition {
     const { options, wait } = request
     this.#awake = false
     this.#lease = Math.min(this.#lease, await core.maxLease(this.#key, this.#timeout()))
-    const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'REQ', this.#id]
+    const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'REQ', String(this.#id)]
     if (wait !== undefined) {
       if (this.#stopped) throw this.#stopped
       core.waits.set(this.#id, this)
@@ -244,7 +246,7 @@ export class Acquisition {
 
   #renumber(): void {
     this.core.waits.delete(this.#id)
-    this.#id = nextId()
+    this.#id = nextId(2)
     this.#unsure = false
   }
 }

@@ -68,10 +68,11 @@ export function grant(target: Target, reply: unknown): number[] | null | 'WAITIN
 const REQUESTS = Symbol.for('rlock-redis.requests')
 const shared = globalThis as { [REQUESTS]?: number }
 
-/** A `REQ` id that no earlier request of this process has used. @internal */
-export function nextId(): string {
-  shared[REQUESTS] = (shared[REQUESTS] ?? Date.now() * 1000) + 1
-  return String(shared[REQUESTS])
+/** The first of `count` `REQ` ids, which are higher than those of all earlier requests of this process. @internal */
+export function nextId(count = 1): number {
+  const last = shared[REQUESTS] ?? Date.now() * 1000
+  shared[REQUESTS] = last + count
+  return last + 1
 }
 
 const RETRYABLE = new Set([

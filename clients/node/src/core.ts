@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
 import { type Clock, Pauses, type Stopwatch, stopwatch, within } from './clock.js'
-import { firstKey, integer, nextId, type Request, translate, words } from './commands.js'
+import { firstKey, integer, type Request, translate, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, Unavailable } from './errors.js'
 import type { Holding } from './hold.js'
@@ -16,7 +16,7 @@ export class Core {
   readonly subscriptions = new Subscriptions(this)
   readonly holdings = new Set<Holding>()
   /** By the `REQ` id of the request that waits. */
-  readonly waits = new Map<string, Acquisition>()
+  readonly waits = new Map<number, Acquisition>()
   /** What named owners hold, acquire or release, by owner, kind and key. */
   readonly named = new Map<string, Holding | Promise<unknown>>()
   /** Every acquisition that has not ended. */
@@ -86,17 +86,17 @@ export class Core {
   }
 
   /** Withdraws a request whose outcome is unknown, and releases the hold if it was granted. */
-  settle(request: Request, id: string, lease: number): void {
+  settle(request: Request, id: number, lease: number): void {
     if (this.#settling >= MAX_SETTLEMENTS) return
     this.#settling++
     this.background(this.#settle(request, id, lease).finally(() => this.#settling--))
   }
 
-  async #settle(request: Request, id: string, lease: number): Promise<void> {
+  async #settle(request: Request, id: number, lease: number): Promise<void> {
     const since = this.now()
     const pauses = new Pauses()
-    const cancel = [...words('CANCEL', request), 'REQ', id]
-    const release = [...words('RELEASE', request), 'REQ', nextId()]
+    const cancel = [...words('CANCEL', request), 'REQ', String(id)]
+    const release = [...words('RELEASE', request), 'REQ', String(id + 1)]
     for (;;) {
       // The order matters: a request that still waits could be granted in between.
       const sent = [this.send(firstKey(request), cancel), this.send(firstKey(request), release)]
@@ -132,7 +132,7 @@ export class Core {
 
   /** A message: granted ID TOKEN… | nil ID | error ID CODE TEXT. */
   heard(text: string): void {
-    this.waits.get(text.split(' ', 2)[1] ?? '')?.wake(text)
+    this.waits.get(Number(text.split(' ', 2)[1]))?.wake(text)
   }
 
   /** The subscription to these channels is lost. */

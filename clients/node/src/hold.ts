@@ -97,7 +97,7 @@ export class Holding {
 
   async #send(keep: number | undefined, pause = 0): Promise<boolean> {
     const { core, request, grant } = this
-    const command = [...words('RELEASE', request), 'REQ', nextId(), ...option('KEEP', keep)]
+    const command = [...words('RELEASE', request), 'REQ', String(nextId()), ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
     // A late renewal may have extended a lost hold, and an open connection keeps a session.

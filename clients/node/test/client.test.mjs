@@ -65,6 +65,33 @@ test('a named owner acquires again after the RELEASE of its lost hold has ended'
   await rlock.close()
 })
 
+test('each request of a named owner has higher ids than the settlements of those before it', async () => {
+  const commands = []
+  const driver = stub(([name, ...words]) => {
+    commands.push([name, Number(words[words.indexOf('REQ') + 1])])
+    throw new Error('READONLY You cannot write against a read only replica.')
+  })
+  const rlock = new RLockClient(driver)
+  const lock = rlock.lock('k', { owner: 'alice' })
+  const stops = [1, 2, 3].map(() => new AbortController())
+  const waits = stops.map(({ signal }) => lock.acquire({ signal }))
+  for (const [n, wait] of waits.entries()) {
+    await until(() => commands.at(-1)?.[0] === 'RLOCK.ACQUIRE', 'the request')
+    stops[n].abort(new Error('enough'))
+    await assert.rejects(wait, /enough/)
+  }
+  driver.send = async () => 1
+  await rlock.close()
+  const idsOf = (which) => [...new Set(commands.filter(([name]) => name === which).map(([, id]) => id))]
+  const ids = idsOf('RLOCK.ACQUIRE')
+  assert.equal(ids.length, 3)
+  assert.deepEqual(ids, ids.toSorted())
+  assert.deepEqual(
+    idsOf('RLOCK.RELEASE'),
+    ids.map((id) => id + 1),
+  )
+})
+
 test('a RELEASE that is STALE has ended: a newer request of the owner has the hold', async () => {
   const warnings = []
   const driver = stub(([name]) => {
