@@ -184,7 +184,8 @@ export class Acquisition {
     const { options, wait } = request
     this.#awake = false
     this.#lease = Math.min(this.#lease, await core.maxLease(this.#key, this.#timeout()))
-    const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'REQ', String(this.#id)]
+    // ONCE: a hold of this owner whose settlement has not arrived yet is not counted twice.
+    const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'ONCE', 'REQ', String(this.#id)]
     if (wait !== undefined) {
       if (this.#stopped) throw this.#stopped
       core.waits.set(this.#id, this)

@@ -103,6 +103,13 @@ for (const driver of drivers) {
       await isFree('re')
     })
 
+    test('a named owner takes over a hold that it has left behind', async () => {
+      await redis('RLOCK.ACQUIRE', 'left', 'erin', 'PX', '60000', 'REQ', '1')
+      const hold = await rlock.lock('left', { owner: 'erin' }).acquire()
+      assert.equal(await hold.release(), true)
+      await isFree('left')
+    })
+
     test('concurrent requests of one named owner do not meet on the server', async () => {
       const lock = rlock.lock('same', { owner: 'bob' })
       const holds = await Promise.all([lock.acquire(), lock.acquire({ timeout: 5000 }), lock.tryAcquire()])
