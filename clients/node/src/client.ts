@@ -29,10 +29,15 @@ export class RLockClient {
     const { lease = 30_000, commandTimeout = 5000, clock = systemClock } = options
     checkMs('lease', lease, 1)
     checkMs('commandTimeout', commandTimeout, 1)
-    const warn =
-      options.onWarning ??
-      ((message: string, error?: unknown) =>
-        process.emitWarning(error instanceof Error ? `${message}: ${error.message}` : message, 'RLockWarning'))
+    const emit = (message: string, error?: unknown) =>
+      process.emitWarning(error instanceof Error ? `${message}: ${error.message}` : message, 'RLockWarning')
+    const warn = (message: string, error?: unknown) => {
+      try {
+        ;(options.onWarning ?? emit)(message, error)
+      } catch (thrown) {
+        emit('onWarning has thrown', thrown)
+      }
+    }
     this.#lease = lease
     this.#core = new Core(driverOf(client), clock, commandTimeout, warn)
   }

@@ -106,6 +106,24 @@ test('a RELEASE that is STALE has ended: a newer request of the owner has the ho
   await rlock.close()
 })
 
+test('an exception of onWarning ends nothing', async () => {
+  const driver = stub(([name]) => {
+    if (name === 'RLOCK.RELEASE') throw new Error('NOPERM this user has no permissions')
+    return 7
+  })
+  let warned = 0
+  const onWarning = () => {
+    warned++
+    throw new Error('boom')
+  }
+  const rlock = new RLockClient(driver, { onWarning })
+  const lock = rlock.lock('k', { owner: 'alice' })
+  assert.equal(await (await lock.acquire()).release(), false)
+  assert.ok((await lock.acquire({ timeout: 5000 })).held)
+  await rlock.close()
+  assert.equal(warned, 2)
+})
+
 test('a leader that is stopped before it begins asks nothing; one stopped at its election leaves nothing', async () => {
   const driver = stub(() => 7)
   const rlock = new RLockClient(driver)
