@@ -8,9 +8,8 @@ interface Link {
   readonly channels: Map<string, Promise<unknown>>
   /** Channels whose subscription is being ended. Libraries confuse it with a new one that overlaps. */
   readonly leaving: Map<string, Promise<unknown>>
-  /** Resolves when the link is dropped: ioredis 5 never answers a subscription that the server redirects. */
-  readonly dropped: Promise<void>
-  readonly drop: () => void
+  /** Ends subscriptions that have no answer: ioredis 5 never answers one that the server redirects. */
+  readonly drops: Set<() => void>
 }
 
 /** The subscriptions of a client: one connection, in a cluster one for each node that is waited on. @internal */
@@ -43,9 +42,9 @@ export class Subscriptions {
       link = this.#links.get(name) ?? this.#open(name, key)
       const subscriber = await within(link.subscriber, commandTimeout, late)
       const known = link.channels.get(channel)
-      const confirmed = known ?? Promise.resolve(link.leaving.get(channel)).then(() => subscriber.subscribe(channel))
+      const confirmed = known ?? this.#subscribe(link, subscriber, channel)
       link.channels.set(channel, confirmed)
-      await within(Promise.race([confirmed, link.dropped]), commandTimeout, late)
+      await within(confirmed, commandTimeout, late)
       if (probe && known) await within(subscriber.ping(), commandTimeout, late)
       if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
       return name
@@ -57,16 +56,21 @@ export class Subscriptions {
     }
   }
 
+  async #subscribe(link: Link, subscriber: Subscriber, channel: string): Promise<void> {
+    await link.leaving.get(channel)
+    let drop = () => {}
+    const dropped = new Promise<void>((resolve) => link.drops.add((drop = resolve)))
+    await Promise.race([subscriber.subscribe(channel), dropped]).finally(() => link.drops.delete(drop))
+  }
+
   #open(name: string, key: string): Link {
     const { driver } = this.core
-    let drop = () => {}
-    const dropped = new Promise<void>((resolve) => (drop = resolve))
     const subscriber = driver.subscriber(
       key,
       (text) => this.core.heard(text),
       () => this.#drop(name, link),
     )
-    const link: Link = { subscriber, channels: new Map(), leaving: new Map(), dropped, drop }
+    const link: Link = { subscriber, channels: new Map(), leaving: new Map(), drops: new Set() }
     this.#links.set(name, link)
     return link
   }
@@ -100,7 +104,7 @@ export class Subscriptions {
   #drop(name: string, link: Link): void {
     if (this.#links.get(name) !== link) return
     this.#links.delete(name)
-    link.drop()
+    for (const drop of link.drops) drop()
     link.subscriber.then((subscriber) => subscriber.close()).catch(() => undefined)
     this.core.lost(link.channels)
   }

@@ -3,6 +3,8 @@ import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { test } from 'node:test'
+import { setFlagsFromString } from 'node:v8'
+import { runInNewContext } from 'node:vm'
 
 import { ModuleTooOld } from '../dist/esm/index.js'
 import { RLockClient, sleep, startServer, TestClock, until } from './support.mjs'
@@ -122,6 +124,22 @@ test('an exception of onWarning ends nothing', async () => {
   assert.ok((await lock.acquire({ timeout: 5000 })).held)
   await rlock.close()
   assert.equal(warned, 2)
+})
+
+test('a wait leaves nothing in memory', async () => {
+  setFlagsFromString('--expose-gc')
+  const gc = runInNewContext('gc')
+  const rlock = new RLockClient({ ...stub(() => 7), send: async () => 7 })
+  const used = async (waits) => {
+    for (let n = 0; n < waits; n++) await (await rlock.lock('k').acquire()).release()
+    await sleep(10)
+    gc()
+    return process.memoryUsage().heapUsed
+  }
+  const before = await used(10_000)
+  const bytes = ((await used(10_000)) - before) / 10_000
+  assert.ok(bytes < 100, `${bytes} bytes for each wait`)
+  await rlock.close()
 })
 
 test('a leader that is stopped before it begins asks nothing; one stopped at its election leaves nothing', async () => {
