@@ -6,8 +6,6 @@ export interface Subscriber {
   unsubscribe(channel: string): Promise<unknown>
   /** Resolves if the connection is alive. */
   ping(): Promise<unknown>
-  /** Closes the connection at once. */
-  close(): void
 }
 
 /**
@@ -30,9 +28,15 @@ export interface Driver {
   /**
    * Opens a subscriber to the node that serves `key`, with the address, user, password and TLS of the
    * application's client. It must not keep the process alive. `onMessage` gets the text of each message;
-   * `onLost` is called when the connection or one of its subscriptions is lost.
+   * `onLost` is called when the connection or one of its subscriptions is lost. `signal` closes the connection,
+   * also while it is being opened.
    */
-  subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber>
+  subscriber(
+    key: string,
+    onMessage: (text: string) => void,
+    onLost: () => void,
+    signal: AbortSignal,
+  ): Promise<Subscriber>
   /**
    * Calls `listener(false)` when a connection of the application's client is lost and `listener(true)` when
    * one is established. Returns a function that ends this.

@@ -68,7 +68,12 @@ export class IoredisDriver implements Driver {
     return this.client.nodes?.('master').find((node) => nameOf(node) === name)
   }
 
-  async subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber> {
+  async subscriber(
+    key: string,
+    onMessage: (text: string) => void,
+    onLost: () => void,
+    signal: AbortSignal,
+  ): Promise<Subscriber> {
     const { cluster } = this
     const base = cluster ? this.#known(key) : this.client
     const own = { keyPrefix: '', lazyConnect: true, retryStrategy: null, autoResubscribe: false, readOnly: false }
@@ -76,13 +81,13 @@ export class IoredisDriver implements Driver {
     const message = (_: string, text: string) => onMessage(text)
     // `moved` and some of the errors mean that a subscription has ended, for which there is no event.
     listen(node, { message, smessage: message, error: onLost, close: onLost, end: onLost, moved: onLost })
+    signal.addEventListener('abort', () => node.disconnect())
     await node.connect()
     node.stream?.unref?.()
     return {
       subscribe: (channel) => (cluster ? node.ssubscribe(channel) : node.subscribe(channel)),
       unsubscribe: (channel) => (cluster ? node.sunsubscribe(channel) : node.unsubscribe(channel)),
       ping: () => node.ping(),
-      close: () => node.disconnect(),
     }
   }
 

@@ -68,27 +68,32 @@ export class NodeRedisDriver implements Driver {
     return shard.master
   }
 
-  async subscriber(key: string, onMessage: (text: string) => void, onLost: () => void): Promise<Subscriber> {
+  async subscriber(
+    key: string,
+    onMessage: (text: string) => void,
+    onLost: () => void,
+    signal: AbortSignal,
+  ): Promise<Subscriber> {
     const client = this.#client
     const { cluster } = this
     const base = 'slots' in client ? await client.nodeClient(this.#master(client, key)) : client
     const socket = { ...base.options?.socket, reconnectStrategy: false }
     const node = base.duplicate({ socket, commandOptions: undefined, disableOfflineQueue: false })
     listen(node, { error: onLost, end: onLost, 'sharded-channel-moved': onLost })
-    const close = () => {
+    signal.throwIfAborted()
+    signal.addEventListener('abort', () => {
       try {
         node.destroy()
       } catch {
         // It is closed already.
       }
-    }
+    })
     await node.connect()
     node.unref()
     return {
       subscribe: (channel) => (cluster ? node.sSubscribe(channel, onMessage) : node.subscribe(channel, onMessage)),
       unsubscribe: (channel) => (cluster ? node.sUnsubscribe(channel) : node.unsubscribe(channel)),
       ping: () => node.ping(),
-      close,
     }
   }
 

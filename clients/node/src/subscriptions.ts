@@ -10,6 +10,8 @@ interface Link {
   readonly leaving: Map<string, Promise<unknown>>
   /** Ends subscriptions that have no answer: ioredis 5 never answers one that the server redirects. */
   readonly drops: Set<() => void>
+  /** Closes the connection. */
+  readonly end: AbortController
 }
 
 /** The subscriptions of a client: one connection, in a cluster one for each node that is waited on. @internal */
@@ -65,12 +67,14 @@ export class Subscriptions {
 
   #open(name: string, key: string): Link {
     const { driver } = this.core
+    const end = new AbortController()
     const subscriber = driver.subscriber(
       key,
       (text) => this.core.heard(text),
       () => this.#drop(name, link),
+      end.signal,
     )
-    const link: Link = { subscriber, channels: new Map(), leaving: new Map(), drops: new Set() }
+    const link: Link = { subscriber, channels: new Map(), leaving: new Map(), drops: new Set(), end }
     this.#links.set(name, link)
     return link
   }
@@ -105,7 +109,7 @@ export class Subscriptions {
     if (this.#links.get(name) !== link) return
     this.#links.delete(name)
     for (const drop of link.drops) drop()
-    link.subscriber.then((subscriber) => subscriber.close()).catch(() => undefined)
+    link.end.abort()
     this.core.lost(link.channels)
   }
 }

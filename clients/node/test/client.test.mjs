@@ -24,7 +24,6 @@ function stub(answer, { info = '', ...own } = {}) {
       subscribe: async () => {},
       unsubscribe: async () => {},
       ping: async () => {},
-      close() {},
     }),
     watch: () => () => {},
     ...own,

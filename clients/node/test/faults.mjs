@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, afterEach, before, beforeEach, describe, test } from 'node:test'
 
-import { LockLost, LockTimeout, Refused, Unavailable } from '../dist/esm/index.js'
+import { Closed, LockLost, LockTimeout, Refused, Unavailable } from '../dist/esm/index.js'
 import { RLockClient, sleep, startProxy, startServer, TestClock, until } from './support.mjs'
 
 export function faults(driver) {
@@ -264,6 +264,19 @@ export function faults(driver) {
       const next = await waiting
       await next.release()
       await isFree('message')
+    })
+
+    test('a silent server collects no connections of subscribers, and close ends the last one', async () => {
+      const own = new RLockClient(app.client, { commandTimeout: 100 })
+      await (await own.lock('silent').tryAcquire()).release()
+      const before = proxy.connections()
+      proxy.stalled = true
+      const waiting = assert.rejects(own.lock('silent').acquire(), Closed)
+      await sleep(1000)
+      const during = proxy.connections()
+      await Promise.all([waiting, own.close()])
+      assert.ok(during <= before + 2, `${during - before} connections`)
+      await until(() => proxy.connections() === before, 'no subscriber')
     })
 
     test('two clients of one application: a stalled server does not delay the locks of another', async () => {

@@ -113,6 +113,7 @@ export async function startProxy(target) {
   server.listen(0, '127.0.0.1')
   await once(server, 'listening')
   proxy.port = server.address().port
+  proxy.connections = () => pairs.size
   proxy.cut = () => {
     for (const [near, far] of [...pairs]) {
       near.destroy()
