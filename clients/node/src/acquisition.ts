@@ -31,6 +31,8 @@ export class Acquisition {
   /** The id of the request. The next one is that of the RELEASE that settles it. */
   #id = 0
   #since: Stopwatch
+  /** Resolves when everything that was sent has an answer, or never will. */
+  #asked = Promise.resolve()
   #message: string | undefined
   /** The node that has the subscription. */
   #home = ''
@@ -74,7 +76,7 @@ export class Acquisition {
       return granted && new Holding(core, request, granted)
     } catch (error) {
       // The newer request of the owner goes on, so its hold must not be released.
-      if (this.#unsure && !(error instanceof Superseded)) core.settle(request, this.#id, this.#lease)
+      if (this.#unsure && !(error instanceof Superseded)) core.settle(request, this.#id, this.#lease, this.#asked)
       throw error
     } finally {
       this.stop(new LockError('the acquisition has ended'))
@@ -198,7 +200,10 @@ export class Acquisition {
     if (this.#stopped) throw this.#stopped
     this.#unsure = true
     this.#since = core.now()
-    const answer = grant(request, await core.send(this.#key, command, this.#timeout()))
+    const onSent = (sent: Promise<unknown>) => {
+      this.#asked = Promise.allSettled([this.#asked, sent]).then(() => undefined)
+    }
+    const answer = grant(request, await core.send(this.#key, command, this.#timeout(), onSent))
     if (answer === null) this.#unsure = false
     return answer
   }

@@ -52,9 +52,15 @@ export class Core {
   }
 
   /** Sends a command; rejects with a {@link LockError}, after `timeout` at the latest. */
-  async send(key: string, command: string[], timeout = this.commandTimeout): Promise<unknown> {
+  async send(
+    key: string,
+    command: string[],
+    timeout = this.commandTimeout,
+    onSent?: (sent: Promise<unknown>) => void,
+  ): Promise<unknown> {
     const late = () => new Unavailable(`no answer to ${String(command[0])} within ${Math.ceil(timeout)} ms`)
     const sent = (async () => await this.driver.send(key, command))()
+    onSent?.(sent)
     try {
       return await within(sent, timeout, late)
     } catch (error) {
@@ -86,13 +92,15 @@ export class Core {
   }
 
   /** Withdraws a request whose outcome is unknown, and releases the hold if it was granted. */
-  settle(request: Request, id: number, lease: number): void {
+  settle(request: Request, id: number, lease: number, asked: Promise<void>): void {
     if (this.#settling >= MAX_SETTLEMENTS) return
     this.#settling++
-    this.background(this.#settle(request, id, lease).finally(() => this.#settling--))
+    this.background(this.#settle(request, id, lease, asked).finally(() => this.#settling--))
   }
 
-  async #settle(request: Request, id: number, lease: number): Promise<void> {
+  async #settle(request: Request, id: number, lease: number, asked: Promise<void>): Promise<void> {
+    // On the way to another node, the request could arrive after its settlement.
+    if (this.driver.cluster) await asked
     const since = this.now()
     const pauses = new Pauses()
     const cancel = [...words('CANCEL', request), 'REQ', String(id)]

@@ -43,12 +43,13 @@ export class IoredisDriver implements Driver {
   async send(key: string, [command = '', ...args]: string[]): Promise<unknown> {
     if (!this.cluster) return await this.client.call(command, ...args)
     // A cluster client sends a command that it does not know to any node, and follows the redirection. That
-    // costs a round trip and the order of the commands for a key, so it is for redirections only.
+    // costs a round trip and the order of the commands for a key, so it is for redirections only. It also repeats
+    // a command after a while that has failed otherwise: too late, if it is an ACQUIRE that was settled meanwhile.
     const node = this.#master(key)
     try {
       if (node) return await node.call(command, ...args)
     } catch (error) {
-      if (!/^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN) |^Connection is closed/.test((error as Error).message)) throw error
+      if (!/^(MOVED|ASK) /.test((error as Error).message)) throw error
     }
     return await this.client.call(command, ...args)
   }

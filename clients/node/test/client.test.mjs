@@ -6,7 +6,8 @@ import { test } from 'node:test'
 import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
 
-import { ModuleTooOld } from '../dist/esm/index.js'
+import { ModuleTooOld, Unavailable } from '../dist/esm/index.js'
+import { IoredisDriver } from '../dist/esm/ioredis.js'
 import { RLockClient, sleep, startServer, TestClock, until } from './support.mjs'
 
 /** A driver of which `answer` answers the commands but INFO. `sent` has the names of all. */
@@ -123,6 +124,39 @@ test('an exception of onWarning ends nothing', async () => {
   assert.ok((await lock.acquire({ timeout: 5000 })).held)
   await rlock.close()
   assert.equal(warned, 2)
+})
+
+test('in a cluster, where a request may be redirected, its settlement is sent after it has ended', async () => {
+  const requests = []
+  const driver = stub(([name]) => (name === 'RLOCK.ACQUIRE' ? new Promise((end) => requests.push(end)) : 0), {
+    cluster: true,
+  })
+  const rlock = new RLockClient(driver, { commandTimeout: 50 })
+  await assert.rejects(rlock.lock('k').tryAcquire(), Unavailable)
+  await sleep(50)
+  assert.deepEqual(driver.sent, ['INFO', ...requests.map(() => 'RLOCK.ACQUIRE')])
+  for (const end of requests) end(7)
+  await until(() => driver.sent.slice(-2).join() === 'RLOCK.CANCEL,RLOCK.RELEASE', 'the settlement')
+  await rlock.close()
+})
+
+test('ioredis sends only redirected requests again, which cannot be granted late', async () => {
+  for (const [error, isRedirected] of [
+    ['MOVED 7629 127.0.0.1:7000', true],
+    ['ASK 7629 127.0.0.1:7000', true],
+    ['CLUSTERDOWN The cluster is down', false],
+    ['TRYAGAIN Multiple keys request during rehashing of slot', false],
+    ['Connection is closed.', false],
+  ]) {
+    const call = async () => Promise.reject(new Error(error))
+    const node = { call, options: { host: 'a', port: 1 } }
+    const slots = Array(16384).fill(['a:1'])
+    const client = { isCluster: true, options: {}, slots, nodes: () => [node], call: async () => 'redirected' }
+    const answer = await new IoredisDriver(client)
+      .send('k', ['RLOCK.ACQUIRE', 'k', 'a'])
+      .catch(({ message }) => message)
+    assert.equal(answer, isRedirected ? 'redirected' : error)
+  }
 })
 
 test('a wait leaves nothing in memory', async () => {
