@@ -71,8 +71,8 @@ export class Acquisition {
           : new LockTimeout(`not granted within ${wait} ms`, this.#failure?.code, this.#failure)
       const time = wait === undefined ? core.commandTimeout : wait + PATIENCE_MS
       const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, late)
+      if (granted instanceof Holding) return granted
       if (this.#stopped) throw this.#stopped
-      if (granted instanceof Holding) return this.#reenter(granted)
       return granted && new Holding(core, request, granted)
     } catch (error) {
       // The newer request of the owner goes on, so its hold must not be released.
@@ -91,7 +91,8 @@ export class Acquisition {
   async #enter(ended: Promise<void>): Promise<Grant | Holding | null> {
     const { named } = this.core
     for (let busy; (busy = this.request.names.map((name) => named.get(name)).find(Boolean)); await busy) {
-      if (busy instanceof Holding) return busy
+      if (this.#stopped) break
+      if (busy instanceof Holding) return this.#reenter(busy)
     }
     if (this.#stopped) throw this.#stopped
     this.#renumber()

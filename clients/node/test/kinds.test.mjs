@@ -103,6 +103,17 @@ for (const driver of drivers) {
       await isFree('re')
     })
 
+    test('a re-entry that begins before the release shares the hold', async () => {
+      const lock = rlock.lock('meet', { owner: 'frank' })
+      const outer = await lock.acquire()
+      const [inner, released] = await Promise.all([lock.acquire(), outer.release()])
+      assert.equal(released, true)
+      assert.ok(inner.held)
+      assert.equal(inner.token, outer.token)
+      assert.equal(await inner.release(), true)
+      await isFree('meet')
+    })
+
     test('a named owner takes over a hold that it has left behind', async () => {
       await redis('RLOCK.ACQUIRE', 'left', 'erin', 'PX', '60000', 'REQ', '1')
       const hold = await rlock.lock('left', { owner: 'erin' }).acquire()
