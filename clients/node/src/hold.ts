@@ -119,7 +119,7 @@ export class Holding {
         if (failure.code === 'STALE') return true
         if (failure.code === 'NOTOWNER') {
           // ioredis repeats by itself what a lost connection has not answered.
-          if (repeated || core.losses !== losses) return true
+          if ((repeated || core.losses !== losses) && this.#left() > 0) return true
           this.lost ??= new LockLost(failure.message, failure.code)
           return false
         }

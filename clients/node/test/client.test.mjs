@@ -126,6 +126,25 @@ test('an exception of onWarning ends nothing', async () => {
   assert.equal(warned, 2)
 })
 
+test('NOTOWNER to a repeated RELEASE is a loss once the deadline has passed', async () => {
+  for (const [passed, released] of [
+    [100, true],
+    [5000, false],
+  ]) {
+    const clock = new TestClock()
+    const answers = [new Error('the connection was lost'), new Error('NOTOWNER this owner does not hold the lock')]
+    const driver = stub(([name]) => {
+      if (name !== 'RLOCK.RELEASE') return 7
+      if (answers.length === 1) clock.ahead += passed
+      throw answers.shift()
+    })
+    const rlock = new RLockClient(driver, { clock })
+    const hold = await rlock.lock('k', { lease: 5000 }).acquire()
+    assert.equal(await hold.release(), released)
+    await rlock.close()
+  }
+})
+
 test('in a cluster, where a request may be redirected, its settlement is sent after it has ended', async () => {
   const requests = []
   const driver = stub(([name]) => (name === 'RLOCK.ACQUIRE' ? new Promise((end) => requests.push(end)) : 0), {
