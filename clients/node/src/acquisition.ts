@@ -57,7 +57,7 @@ export class Acquisition {
   /** The hold, or null if the lock was not granted. Leaves nothing on the server otherwise. */
   async run(): Promise<Holding | null> {
     const { core, request } = this
-    const { wait, names } = request
+    const { wait, turns } = request
     core.acquisitions.add(this)
     if (wait !== undefined) core.subscriptions.use(this.channel)
     let end: (() => void) | undefined
@@ -82,21 +82,22 @@ export class Acquisition {
       this.stop(new LockError('the acquisition has ended'))
       core.acquisitions.delete(this)
       if (wait !== undefined) core.subscriptions.free(this.channel)
-      core.unname(names, ended)
+      core.unname(turns, ended)
       end?.()
     }
   }
 
-  /** Waits until the owner has ended what it began under the same names, or finds that it holds already. */
+  /** Waits until the owner has ended its other acquisitions and its release, or finds that it holds already. */
   async #enter(ended: Promise<void>): Promise<Grant | Holding | null> {
     const { named } = this.core
-    for (let busy; (busy = this.request.names.map((name) => named.get(name)).find(Boolean)); await busy) {
+    const { names, turns } = this.request
+    for (let busy; (busy = [...names, ...turns].map((name) => named.get(name)).find(Boolean)); await busy) {
       if (this.#stopped) break
       if (busy instanceof Holding) return this.#reenter(busy)
     }
     if (this.#stopped) throw this.#stopped
     this.#renumber()
-    for (const name of this.request.names) named.set(name, ended)
+    for (const turn of turns) named.set(turn, ended)
     return await this.#obtain()
   }
 

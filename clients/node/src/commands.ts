@@ -17,8 +17,10 @@ export interface Request extends Target {
   readonly options: HoldOptions
   /** Milliseconds, Infinity without a limit, undefined for a try. */
   readonly wait: number | undefined
-  /** The entries of a named owner in `Core.named`. */
+  /** The entries in `Core.named` of what a named owner holds. */
   readonly names: readonly string[]
+  /** Those of its acquisitions: it has at most one waiting request for a key, whatever the kind or mode. */
+  readonly turns: readonly string[]
 }
 
 /** An option of a command, if it has a value. @internal */

@@ -17,7 +17,7 @@ export class Core {
   readonly holdings = new Set<Holding>()
   /** By the `REQ` id of the request that waits. */
   readonly waits = new Map<number, Acquisition>()
-  /** What named owners hold, acquire or release, by owner, kind and key. */
+  /** What named owners hold or release, by owner, key and kind, and what they acquire, by owner and key. */
   readonly named = new Map<string, Holding | Promise<unknown>>()
   /** Every acquisition that has not ended. */
   readonly acquisitions = new Set<Acquisition>()

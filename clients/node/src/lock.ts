@@ -77,8 +77,10 @@ export class Lock<Options extends LockOptions = LockOptions> {
     if (core.closing) throw new Closed('the client is closed')
     const { owner = `${core.id}:${++core.owners}` } = options
     const kind = `${target.family} ${target.mode ?? ''}`
-    const names = options.owner === undefined ? [] : target.keys.map((key) => JSON.stringify([owner, kind, key]))
-    const acquisition = new Acquisition(core, { ...target, permits, owner, options, wait, names })
+    const keys = options.owner === undefined ? [] : target.keys
+    const names = keys.map((key) => JSON.stringify([owner, key, kind]))
+    const turns = keys.map((key) => JSON.stringify([owner, key]))
+    const acquisition = new Acquisition(core, { ...target, permits, owner, options, wait, names, turns })
     const cancel = () => acquisition.stop(signal?.reason as Error)
     signal?.addEventListener('abort', cancel)
     try {

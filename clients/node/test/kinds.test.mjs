@@ -69,6 +69,22 @@ for (const driver of drivers) {
       await isFree('rw')
     })
 
+    test('a named owner reads and writes: its requests take turns, its holds do not exclude each other', async () => {
+      const [read, write] = [rlock.readLock('updown', { owner: 'gina' }), rlock.writeLock('updown', { owner: 'gina' })]
+      const other = await rlock.writeLock('updown').acquire()
+      const waits = [read.acquire(), write.acquire({ timeout: 10_000 }), read.acquire()]
+      await until(async () => (await redis('RLOCK.WAITERS', 'updown')).length === 1)
+      await other.release()
+      const [reader, writer, again] = await Promise.all(waits)
+      assert.equal(reader.token, again.token)
+      assert.ok(writer.held && writer.token > reader.token)
+      assert.equal(await writer.release(), true)
+      assert.equal(await again.release(), true)
+      assert.ok(reader.held)
+      assert.equal(await reader.release(), true)
+      await isFree('updown')
+    })
+
     test('a semaphore takes and gives back several permits; without init it is refused', async () => {
       await assert.rejects(rlock.semaphore('none').acquire(), (error) => {
         return error instanceof Refused && error.code === 'NOSEMAPHORE'
