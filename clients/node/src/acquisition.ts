@@ -13,6 +13,8 @@ const PATIENCE_MS = 500
 
 /** A hold that the server has confirmed. @internal */
 export interface Grant {
+  /** That of the request. The next one is that of the RELEASE. */
+  readonly id: number
   readonly tokens: number[]
   /** Before the request was sent that the server answered. */
   readonly since: Stopwatch
@@ -28,7 +30,7 @@ export class Acquisition {
   // For a message, and after a failure.
   readonly #silence = new Pauses()
   readonly #pauses = new Pauses()
-  /** The id of the request. The next one is that of the RELEASE that settles it. */
+  /** The id of the request. The next one is that of its RELEASE, which is below all later acquisitions. */
   #id = 0
   #since: Stopwatch
   /** Resolves when everything that was sent has an answer, or never will. */
@@ -157,7 +159,7 @@ export class Acquisition {
           if (tokens === null) return null
         } else {
           if (answer === null) return null
-          const grant = { tokens: answer, since: this.#since, lease: this.#lease }
+          const grant = { id: this.#id, tokens: answer, since: this.#since, lease: this.#lease }
           if (this.#isValid(grant)) return grant
           // The answer took too long to arrive, or the process slept.
           tokens = answer
@@ -245,7 +247,7 @@ export class Acquisition {
     const since = this.core.now()
     const renew = [...words('RENEW', this.request), ...tokenOption(this.request, tokens)]
     const left = integer(await this.core.send(this.#key, renew, this.#timeout()))
-    return { tokens, since, lease: Math.min(this.#lease, left ?? this.#lease) }
+    return { id: this.#id, tokens, since, lease: Math.min(this.#lease, left ?? this.#lease) }
   }
 
   #isValid({ since, lease }: Grant): boolean {
@@ -254,7 +256,7 @@ export class Acquisition {
 
   #renumber(): void {
     this.core.waits.delete(this.#id)
-    this.#id = nextId(2)
+    this.#id = nextId()
     this.#unsure = false
   }
 }

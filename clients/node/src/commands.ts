@@ -70,11 +70,10 @@ export function grant(target: Target, reply: unknown): number[] | null | 'WAITIN
 const REQUESTS = Symbol.for('rlock-redis.requests')
 const shared = globalThis as { [REQUESTS]?: number }
 
-/** The first of `count` `REQ` ids, which are higher than those of all earlier requests of this process. @internal */
-export function nextId(count = 1): number {
-  const last = shared[REQUESTS] ?? Date.now() * 1000
-  shared[REQUESTS] = last + count
-  return last + 1
+/** The first of two `REQ` ids, which are higher than those of all earlier requests of this process. @internal */
+export function nextId(): number {
+  shared[REQUESTS] = (shared[REQUESTS] ?? Date.now() * 1000) + 2
+  return shared[REQUESTS] - 1
 }
 
 const RETRYABLE = new Set([

@@ -1,6 +1,6 @@
 import type { Grant } from './acquisition.js'
 import { believed, Pauses, type Stopwatch, within } from './clock.js'
-import { firstKey, integer, nextId, option, type Request, tokenOption, translate, words } from './commands.js'
+import { firstKey, integer, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockLost, Unavailable } from './errors.js'
 import { checkMs, sessionLease } from './options.js'
@@ -97,7 +97,7 @@ export class Holding {
 
   async #send(keep: number | undefined, pause = 0): Promise<boolean> {
     const { core, request, grant } = this
-    const command = [...words('RELEASE', request), 'REQ', String(nextId()), ...option('KEEP', keep)]
+    const command = [...words('RELEASE', request), 'REQ', String(grant.id + 1), ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
     // A late renewal may have extended a lost hold, and an open connection keeps a session.
@@ -150,7 +150,7 @@ export class Holding {
     this.lost = new LockLost(`the lock on ${this.request.keys.join(', ')} was lost: ${why}`)
     this.#end(this.lost)
     if (!isOnServer) return
-    // The work stops in the meantime. The number is drawn before the owner can acquire again, so it is the lower one.
+    // The work stops in the meantime.
     this.#settling = this.#send(undefined, Math.min(this.#span / 100, 1000))
     this.core.background(this.#settling)
   }

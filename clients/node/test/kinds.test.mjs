@@ -137,6 +137,18 @@ for (const driver of drivers) {
       await isFree('left')
     })
 
+    test('a release leaves the hold to a newer request of the owner, by another client', async () => {
+      const own = new RLockClient(app.client)
+      const [older, newer] = [rlock, own].map((of) => of.lock('newer', { owner: 'hugo' }))
+      const hold = await older.acquire()
+      const shared = await newer.acquire()
+      assert.equal(await hold.release(), true)
+      assert.equal(Number(await redis('RLOCK.HOLDS', 'newer', 'hugo')), 1)
+      assert.equal(await shared.release(), true)
+      await isFree('newer')
+      await own.close()
+    })
+
     test('concurrent requests of one named owner do not meet on the server', async () => {
       const lock = rlock.lock('same', { owner: 'bob' })
       const holds = await Promise.all([lock.acquire(), lock.acquire({ timeout: 5000 }), lock.tryAcquire()])
