@@ -97,7 +97,8 @@ export class Holding {
 
   async #send(keep: number | undefined, pause = 0): Promise<boolean> {
     const { core, request, grant } = this
-    const command = [...words('RELEASE', request), 'REQ', String(grant.id + 1), ...option('KEEP', keep)]
+    const id = String(grant.id + 1)
+    const command = [...words('RELEASE', request), 'REQ', id, ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
     // A late renewal may have extended a lost hold, and an open connection keeps a session.
@@ -121,6 +122,12 @@ export class Holding {
           // ioredis repeats by itself what a lost connection has not answered.
           if ((repeated || core.losses !== losses) && this.#left() > 0) return true
           this.lost ??= new LockLost(failure.message, failure.code)
+          // MRELEASE releases no key if one of them is not held.
+          const one = (token: number, n: number) => {
+            const key = request.keys[n] ?? ''
+            return core.send(key, ['RLOCK.RELEASE', key, request.owner, 'REQ', id, 'TOKEN', String(token)])
+          }
+          if (request.many) await Promise.allSettled(grant.tokens.map(one))
           return false
         }
         if (!(failure instanceof Unavailable)) break
@@ -186,7 +193,7 @@ export class Holding {
       this.#pauses.reset()
     } catch (error) {
       const failure = translate(error)
-      if (failure.code === 'NOTOWNER') this.#lose(failure.message, false)
+      if (failure.code === 'NOTOWNER') this.#lose(failure.message, request.many === true)
       ;[this.#tried, this.#wait] = [core.now(), this.#pauses.next()]
     }
     this.#renewing = false

@@ -85,6 +85,17 @@ for (const driver of drivers) {
       await isFree('updown')
     })
 
+    test('the loss of one of several keys frees the others', async () => {
+      for (const tells of [(hold) => hold.release(), (hold) => until(() => hold.signal.aborted)]) {
+        // The session makes the renewal early, not the lease short.
+        const hold = await rlock.multiLock(['l1', 'l2', 'l3'], { session: 600 }).acquire()
+        await redis('RLOCK.FORCERELEASE', 'l2')
+        await tells(hold)
+        for (const key of hold.keys) await isFree(key)
+        assert.equal(await hold.release(), false)
+      }
+    })
+
     test('a semaphore takes and gives back several permits; without init it is refused', async () => {
       await assert.rejects(rlock.semaphore('none').acquire(), (error) => {
         return error instanceof Refused && error.code === 'NOSEMAPHORE'
