@@ -173,6 +173,9 @@ export class Acquisition {
           this.#renumber()
           continue
         }
+        // The longest lease may have been lowered since it was read.
+        const longest = () => this.core.maxLease(this.#key, this.#timeout(), true).catch(() => Infinity)
+        if (failure.code === 'ERR' && (await longest()) < this.#lease) continue
         if (!(failure instanceof Unavailable)) {
           if (!tokens && failure.code !== undefined) this.#unsure = false
           throw failure

@@ -68,9 +68,9 @@ export class Core {
     }
   }
 
-  /** The longest lease that the server grants. Asks it once. */
-  async maxLease(key: string, timeout: number): Promise<number> {
-    if (this.#maxLease === undefined) {
+  /** The longest lease that the server grants. Asks it once, or again. */
+  async maxLease(key: string, timeout: number, again = false): Promise<number> {
+    if (this.#maxLease === undefined || again) {
       const info = await this.send(key, ['INFO', 'rlock'], timeout).catch((error: unknown) => {
         if (error instanceof Unavailable) throw error
         return '' // The user may not ask.

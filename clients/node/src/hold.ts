@@ -187,9 +187,11 @@ export class Holding {
     const timeout = Math.min(this.#period, core.commandTimeout, this.#left())
     try {
       const left = integer(await core.send(firstKey(request), command, timeout)) ?? lease
+      const span = Math.min(left, lease, this.#span)
       // An answer that arrives after the deadline prolongs nothing.
-      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(Math.min(left, lease, this.#span))]
-      ;[this.#tried, this.#wait] = [since, this.#period]
+      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(span)]
+      // The server shortens the lease if it allows less by now.
+      ;[this.#tried, this.#wait] = [since, isFixed ? this.#period : span / 3]
       this.#pauses.reset()
     } catch (error) {
       const failure = translate(error)

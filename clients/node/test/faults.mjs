@@ -266,6 +266,20 @@ export function faults(driver) {
       await isFree('message')
     })
 
+    test('leases follow the longest one that the server allows, also if that is lowered', async () => {
+      const held = await rlock.lock('longer', { lease: 3000 }).acquire()
+      await redis('CONFIG', 'SET', 'rlock.max-lease-ms', '2000')
+      try {
+        const hold = await rlock.lock('lowered', { lease: 3000 }).acquire()
+        assert.ok(hold.remaining < 2000)
+        await sleep(4000)
+        assert.ok(held.held && hold.held)
+        assert.deepEqual([await held.release(), await hold.release()], [true, true])
+      } finally {
+        await redis('CONFIG', 'SET', 'rlock.max-lease-ms', '60000')
+      }
+    })
+
     test('a silent server collects no connections of subscribers, and close ends the last one', async () => {
       const own = new RLockClient(app.client, { commandTimeout: 100 })
       await (await own.lock('silent').tryAcquire()).release()
