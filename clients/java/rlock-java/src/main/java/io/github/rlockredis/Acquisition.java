@@ -129,6 +129,7 @@ final class Acquisition {
 
     private void request(int round) {
         if (wait > 0 && left() <= 0) return; // The limit ends it.
+        if (!unsure) number(); // The order of ids is that of sending.
         lease = Math.min(options.lease().toMillis(), client.wire.maxLease);
         var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
         if (options.session() != null) {
@@ -224,7 +225,7 @@ final class Acquisition {
     private void refused() {
         unsure = waiting = lostAnswer = false;
         if (wait == 0 || left() <= 0) finish(null, null);
-        else again();
+        else attempt();
     }
 
     private void failed(Throwable cause) {
@@ -256,7 +257,7 @@ final class Acquisition {
         limit.cancel(false);
         sent.cancel(false);
         if (hold == null && (unsure || waiting) && !(error instanceof SupersededException)) {
-            client.settle(resource, owner, id, RLockClient.nextRequest(), null, lease);
+            client.settle(resource, owner, id, id + 1, null, lease);
         }
         if (error == null) result.complete(hold);
         else result.completeExceptionally(error);

@@ -280,8 +280,8 @@ public final class Hold implements AutoCloseable {
 
     /** Ends it when the client is closed: to its holder that is a loss. */
     void endWithClient() {
-        if (!lose("the client was closed", false)) return;
-        sendRelease(RLockClient.nextRequest(), new CompletableFuture<>(), 0);
+        long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
+        if (lose("the client was closed", false)) sendRelease(request, new CompletableFuture<>(), 0);
     }
 
     LockLostException lostException() {

@@ -335,8 +335,9 @@ public final class RLockClient implements AutoCloseable {
         executor.shutdown();
     }
 
+    /** An id. The next one belongs to the same request, for the RELEASE that settles it. */
     static long nextRequest() {
-        return REQUESTS.incrementAndGet();
+        return REQUESTS.addAndGet(2) - 1;
     }
 
     /** How long a lease is relied on: less what two clocks may drift apart. */

@@ -309,6 +309,22 @@ class FaultTest {
     }
 
     @Test
+    void settlement_of_one_client_spares_the_hold_of_another_with_the_same_owner() throws Exception {
+        var named = LockOptions.DEFAULT.withOwner("alice");
+        client.lock("warm").acquire().close();
+        proxy.stallReplies(true);
+        var abandoned = client.lock("k").with(named).acquireAsync();
+        await("it is granted", () -> Probe.holders(redis, "k") == 1);
+        Hold hold = other.lock("k").with(named).acquire();
+        abandoned.cancel(true);
+        proxy.stallReplies(false);
+        client.lock("warm").acquire().close(); // Its request follows the settlement.
+        assertEquals(1, Probe.holders(redis, "k"));
+        hold.close();
+        assertNothingLeft("k");
+    }
+
+    @Test
     void many_holds_far_away_are_all_renewed() throws Exception {
         client.lock("warm").acquire().close();
         proxy.delay(200);
