@@ -5,6 +5,7 @@ import io.github.rlockredis.RLockException.LockLostException;
 import io.github.rlockredis.RLockException.ModuleTooOldException;
 import io.github.rlockredis.RLockException.SupersededException;
 import io.github.rlockredis.RLockException.UnavailableException;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -40,6 +41,7 @@ final class Acquisition {
     volatile RLockException lastError;
 
     private final RLockClient client;
+    private final List<Resource.Place> turns; // Of a named owner.
     private final long wait;
     private final long start = System.nanoTime();
     private String channel;
@@ -69,6 +71,7 @@ final class Acquisition {
         this.options = options;
         this.owner = owner;
         this.reentrant = reentrant;
+        this.turns = options.owner() == null ? List.of() : resource.places(owner);
         this.wait = wait > LONGEST_WAIT_MS ? FOR_EVER : wait;
     }
 
@@ -82,7 +85,26 @@ final class Acquisition {
         if (wait != FOR_EVER) {
             limit = client.schedule(this::timeUp, wait == 0 ? client.wire.timeout : wait + PATIENCE_MS);
         }
-        attempt();
+        turns.forEach(turn ->
+                client.turns.computeIfAbsent(turn, first -> new ArrayDeque<>()).add(this));
+        begin();
+    }
+
+    /** Begins when the earlier requests of the named owner have ended: an answer to one could belong to all. */
+    private void begin() {
+        if (result.isDone()) return;
+        if (turns.stream().anyMatch(turn -> client.turns.get(turn).peek() != this)) {
+            if (wait == 0) finish(null, null);
+            return;
+        }
+        try {
+            Hold hold = turns.isEmpty() ? null : client.heldBy(owner, resource);
+            if (hold != null && hold.enter()) finish(hold, null);
+            else if (hold != null && hold.isLost()) finish(null, hold.lostException());
+            else attempt();
+        } catch (IllegalMonitorStateException misuse) {
+            finish(null, misuse);
+        }
     }
 
     /** Withdraws it, from any thread, unless it was granted in the meantime. */
@@ -256,6 +278,12 @@ final class Acquisition {
         timer.cancel(false);
         limit.cancel(false);
         sent.cancel(false);
+        for (var turn : turns) {
+            var queue = client.turns.get(turn);
+            queue.remove(this);
+            if (queue.isEmpty()) client.turns.remove(turn);
+            else client.execute(queue.peek()::begin);
+        }
         if (hold == null && (unsure || waiting) && !(error instanceof SupersededException)) {
             client.settle(resource, owner, id, id + 1, null, lease);
         }

@@ -70,7 +70,7 @@ public record LockOptions(
 
     /**
      * Names the owner. The name must belong to one thread of control at a time: a second acquisition
-     * by the same owner is a re-entry.
+     * by the same owner is a re-entry. Concurrent requests of one client wait for each other.
      *
      * @param owner 1 to 512 bytes in UTF-8; null for a generated name
      * @return changed options

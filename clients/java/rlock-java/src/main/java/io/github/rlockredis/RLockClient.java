@@ -84,6 +84,7 @@ public final class RLockClient implements AutoCloseable {
 
     // These belong to the steps, of which one runs at a time.
     final Map<Long, Acquisition> waits = new HashMap<>();
+    final Map<Resource.Place, Queue<Acquisition>> turns = new HashMap<>(); // Of named owners.
     final Set<Hold> holds = new HashSet<>();
     final Set<CompletableFuture<Void>> pending = new HashSet<>();
     private int settlements;

@@ -20,6 +20,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
 import org.junit.jupiter.api.AfterAll;
@@ -322,6 +323,54 @@ class FaultTest {
         assertEquals(1, Probe.holders(redis, "k"));
         hold.close();
         assertNothingLeft("k");
+    }
+
+    @Test
+    void a_cancelled_request_spares_the_hold_of_another_by_its_named_owner() throws Exception {
+        var lock = client.lock("k").with(LockOptions.DEFAULT.withOwner("alice"));
+        client.lock("warm").acquire(Duration.ofSeconds(5)).close();
+        for (int cancelled = 0; cancelled < 2; cancelled++) {
+            proxy.stallReplies(true);
+            var requests = List.of(lock.acquireAsync(), lock.acquireAsync());
+            await("it is granted", () -> Probe.holders(redis, "k") == 1);
+            requests.get(cancelled).cancel(true);
+            proxy.stallReplies(false);
+            Hold hold = requests.get(1 - cancelled).get(10, TimeUnit.SECONDS);
+            client.lock("warm").acquire().close(); // Its request follows the settlement.
+            assertEquals(1, Probe.holders(redis, "k"));
+            hold.close();
+            assertNothingLeft("k");
+        }
+    }
+
+    @Test
+    void a_request_beside_a_release_by_its_named_owner_gets_a_hold_of_its_own() throws Exception {
+        var lock = client.lock("k").with(LockOptions.DEFAULT.withOwner("alice"));
+        client.lock("warm").acquire(Duration.ofSeconds(5)).close();
+        proxy.delay(100);
+        var first = lock.acquireAsync();
+        Thread.sleep(50);
+        var second = lock.acquireAsync(); // On its way when the first is released.
+        first.get(10, TimeUnit.SECONDS).releaseAsync();
+        Hold hold = second.get(10, TimeUnit.SECONDS);
+        Thread.sleep(200);
+        assertEquals(1, Probe.holders(redis, "k"));
+        hold.close();
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void several_keys_and_one_of_them_are_not_acquired_at_once_by_a_named_owner() throws Exception {
+        var named = LockOptions.DEFAULT.withOwner("alice");
+        client.lock("warm").acquire(Duration.ofSeconds(5)).close();
+        proxy.delay(50);
+        var one = client.lock("a").with(named).acquireAsync();
+        var both = client.multiLock("a", "b").with(named).acquireAsync();
+        var misuse = assertThrows(ExecutionException.class, () -> both.get(10, TimeUnit.SECONDS));
+        assertEquals(IllegalMonitorStateException.class, misuse.getCause().getClass());
+        one.get(10, TimeUnit.SECONDS).close();
+        assertNothingLeft("a");
+        assertNothingLeft("b");
     }
 
     @Test
