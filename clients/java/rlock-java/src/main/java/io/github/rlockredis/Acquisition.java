@@ -233,8 +233,11 @@ final class Acquisition {
                 (reply, error) -> {
                     if (isOver(round)) return;
                     if (error == null) granted(list.stream(), deadline);
-                    else if (RLockException.of(error) instanceof LockLostException) again();
-                    else failed(error);
+                    else if (RLockException.of(error) instanceof LockLostException) {
+                        // Of several keys some may still be held, and the next request claims new holds only.
+                        if (list.size() > 1) client.settle(resource, owner, 0, id + 1, list, lease);
+                        again();
+                    } else failed(error);
                 });
     }
 

@@ -314,7 +314,9 @@ public final class Hold implements AutoCloseable {
         long doubts = client.wire.doubts;
         var answered = new CompletableFuture<Void>();
         client.then(answered, (released, error) -> {
-            if (!(error instanceof LockLostException)) {
+            boolean lost = error instanceof LockLostException;
+            if (lost && tokens.size() > 1) client.settle(resource, owner, 0, request, tokens, lease); // The other keys.
+            if (!lost) {
                 if (error != null) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
                 done.complete(null);
             } else if (doubts != client.wire.doubts) {

@@ -260,6 +260,22 @@ class FaultTest {
     }
 
     @Test
+    void a_wait_for_several_keys_goes_on_if_one_is_taken_away_before_the_claim() throws Exception {
+        client.lock("warm").acquire(Duration.ofSeconds(5)).close();
+        Hold hold = other.multiLock("a", "b").acquire();
+        var waiter = client.multiLock("a", "b").acquireAsync();
+        awaitWaiters("a", 1);
+        proxy.stallReplies(true);
+        hold.close();
+        await("it is granted", () -> Probe.holders(redis, "a") == 1);
+        redis.del("a");
+        proxy.stallReplies(false);
+        waiter.get(10, TimeUnit.SECONDS).close();
+        assertNothingLeft("a");
+        assertNothingLeft("b");
+    }
+
+    @Test
     void nobody_enters_with_a_grant_that_has_expired() throws Exception {
         var clock = new TestClock();
         try (var sleeper = RLockClient.builder(proxied).clock(clock).build()) {

@@ -372,6 +372,14 @@ class LockTest {
     }
 
     @Test
+    void a_release_of_several_keys_frees_the_rest_if_one_was_taken_away() throws Exception {
+        Hold hold = client.multiLock("a", "b").acquire();
+        redis.del("a");
+        assertThrows(LockLostException.class, hold::close);
+        assertNothingLeft("b");
+    }
+
+    @Test
     void a_hold_is_lost_when_the_process_has_slept() throws Exception {
         var clock = new TestClock();
         try (var sleeper = RLockClient.builder(redisClient).clock(clock).build()) {
