@@ -317,7 +317,9 @@ public final class Hold implements AutoCloseable {
             boolean lost = error instanceof LockLostException;
             if (lost && tokens.size() > 1) client.settle(resource, owner, 0, request, tokens, lease); // The other keys.
             if (!lost) {
-                if (error != null) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
+                boolean shared = error instanceof RLockException refused
+                        && refused.code().equals("STALE");
+                if (error != null && !shared) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
                 done.complete(null);
             } else if (doubts != client.wire.doubts) {
                 done.complete(null); // It was the answer to a repeated RELEASE.
