@@ -73,9 +73,15 @@ public final class RLockClient implements AutoCloseable {
     final Wire wire;
     final LockClock clock;
 
-    /** Runs callbacks of the application and blocking connects. Threads end when they idle. */
+    /** Runs callbacks of the application and blocking connects. Threads end when they idle, and with the client. */
     final ThreadPoolExecutor executor = new ThreadPoolExecutor(
-            MAX_CALLBACKS, MAX_CALLBACKS, 10, TimeUnit.SECONDS, new LinkedBlockingQueue<>(), daemons("rlock-callback"));
+            MAX_CALLBACKS,
+            MAX_CALLBACKS,
+            10,
+            TimeUnit.SECONDS,
+            new LinkedBlockingQueue<>(),
+            daemons("rlock-callback"),
+            (late, closed) -> late.run());
 
     final LockOptions defaults;
 
@@ -424,11 +430,11 @@ public final class RLockClient implements AutoCloseable {
     /** Sends a command and waits for its answer, also if the thread is interrupted. */
     Object ask(Resource.Call call) {
         var answer = new CompletableFuture<Object>();
+        if (isEnded()) throw new RLockException.ClosedException();
         execute(() -> then(wire.send(call, Long.MAX_VALUE), (reply, error) -> {
             if (error == null) answer.complete(reply);
             else answer.completeExceptionally(RLockException.of(error));
         }));
-        if (isEnded()) answer.completeExceptionally(new RLockException.ClosedException());
         try {
             return answer.join();
         } catch (CompletionException failed) {

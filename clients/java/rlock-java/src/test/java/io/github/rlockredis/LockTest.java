@@ -365,6 +365,17 @@ class LockTest {
     }
 
     @Test
+    void a_closed_client_completes_futures() throws Exception {
+        client.close();
+        for (int i = 0; i < 2; i++) {
+            var failure = assertThrows(
+                    ExecutionException.class,
+                    () -> client.lock("k").acquireAsync().get(10, TimeUnit.SECONDS));
+            assertEquals(ClosedException.class, failure.getCause().getClass());
+        }
+    }
+
+    @Test
     void a_release_tells_that_the_hold_was_taken_away() throws Exception {
         Hold hold = client.lock("k").acquire();
         redis.del("k");
