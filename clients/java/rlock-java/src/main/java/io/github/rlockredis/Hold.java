@@ -184,7 +184,12 @@ public final class Hold implements AutoCloseable {
     public void extend(Duration lease) {
         if (!isHeld()) throw lostException();
         Deadline sent = Deadline.in(client.clock, lease.toMillis());
-        client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
+        try {
+            client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
+        } catch (LockLostException lost) {
+            lose("the server does not know it", resource.keys().size() > 1);
+            throw lost;
+        }
         if (!isHeld()) throw lostException();
         Deadline longer = sent.lasting(RLockClient.believed(lease.toMillis()));
         if (longer.left() > end.left()) end = longer;

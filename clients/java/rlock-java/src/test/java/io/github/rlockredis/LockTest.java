@@ -365,6 +365,19 @@ class LockTest {
     }
 
     @Test
+    void a_hold_is_lost_if_the_server_does_not_extend_it() throws Exception {
+        Hold hold = client.lock("k")
+                .with(LockOptions.DEFAULT.withFixedLease(Duration.ofSeconds(60)))
+                .acquire();
+        var lost = new CompletableFuture<Hold>();
+        hold.onLost(lost::complete);
+        redis.del("k");
+        assertThrows(LockLostException.class, () -> hold.extend(Duration.ofSeconds(90)));
+        assertFalse(hold.isHeld());
+        assertSame(hold, lost.get(10, TimeUnit.SECONDS));
+    }
+
+    @Test
     void a_closed_client_completes_futures() throws Exception {
         client.close();
         for (int i = 0; i < 2; i++) {
