@@ -158,8 +158,9 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
                     else if (!result.complete(map.apply(hold))) giveBack(hold);
                 },
                 client.executor);
+        // Also if it ends in another way than by the request, as by orTimeout.
         result.whenComplete((value, error) -> {
-            if (result.isCancelled()) request.abandon();
+            if (!request.result.isDone()) request.abandon();
         });
         return result;
     }

@@ -27,6 +27,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
@@ -375,6 +376,17 @@ class LockTest {
         assertThrows(LockLostException.class, () -> hold.extend(Duration.ofSeconds(90)));
         assertFalse(hold.isHeld());
         assertSame(hold, lost.get(10, TimeUnit.SECONDS));
+    }
+
+    @Test
+    void a_future_that_ends_in_any_way_withdraws_its_request() throws Exception {
+        Hold hold = client.lock("k").acquire();
+        var waiter = other.lock("k").acquireAsync();
+        awaitWaiters("k", 1);
+        waiter.completeExceptionally(new TimeoutException()); // As orTimeout does.
+        awaitWaiters("k", 0);
+        hold.close();
+        assertNothingLeft("k");
     }
 
     @Test
