@@ -50,9 +50,9 @@ final class Acquisition {
     private int round;
     private long pause = RLockClient.SHORTEST_PAUSE_MS;
     // The server may have the request, or have granted it, without this client knowing: now, and
-    // because an answer was lost before.
+    // because it was waiting, or an answer was lost, before.
     private boolean unsure;
-    private boolean lostAnswer;
+    private boolean unsureBefore;
     private boolean waiting;
     private boolean confirming;
     private boolean interrupted;
@@ -178,6 +178,7 @@ final class Acquisition {
 
     private void answered(Object reply, Deadline deadline) {
         if ("WAITING".equals(reply)) {
+            unsureBefore = true;
             if (interrupted) {
                 attempt();
                 return;
@@ -213,7 +214,7 @@ final class Acquisition {
             case "granted" -> confirm(rest);
             case "nil" -> refused();
             default -> {
-                if (!rest.startsWith("UNBLOCKED")) number();
+                if (!rest.startsWith("UNBLOCKED")) unsure = unsureBefore = false;
                 waiting = false;
                 failed(RLockException.of(rest));
             }
@@ -248,7 +249,7 @@ final class Acquisition {
     }
 
     private void refused() {
-        unsure = waiting = lostAnswer = false;
+        unsure = waiting = unsureBefore = false;
         if (wait == 0 || left() <= 0) finish(null, null);
         else attempt();
     }
@@ -257,8 +258,8 @@ final class Acquisition {
         lastError = RLockException.of(cause);
         boolean answered = !lastError.code().isEmpty();
         // A server that steps down may have granted what it calls UNBLOCKED.
-        if (unsure && (!answered || lastError.code().equals("UNBLOCKED"))) lostAnswer = true;
-        unsure = lostAnswer;
+        if (unsure && (!answered || lastError.code().equals("UNBLOCKED"))) unsureBefore = true;
+        unsure = unsureBefore;
         boolean retry = wait != 0 || unsure && !answered;
         if (retry && lastError instanceof UnavailableException) {
             timer.cancel(false);
@@ -287,7 +288,7 @@ final class Acquisition {
             if (queue.isEmpty()) client.turns.remove(turn);
             else client.execute(queue.peek()::begin);
         }
-        if (hold == null && (unsure || waiting) && !(error instanceof SupersededException)) {
+        if (hold == null && unsure && !(error instanceof SupersededException)) {
             client.settle(resource, owner, id, id + 1, null, lease);
         }
         if (error == null) result.complete(hold);

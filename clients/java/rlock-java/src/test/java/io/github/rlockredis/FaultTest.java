@@ -234,6 +234,23 @@ class FaultTest {
     }
 
     @Test
+    void a_wait_whose_repeated_request_was_refused_leaves_nothing() throws Exception {
+        Hold hold = other.lock("k").acquire();
+        var waiter = client.lock("k").acquireAsync();
+        awaitWaiters("k", 1);
+        redis.configSet("maxmemory", "1");
+        try {
+            Probe.ask(redis, "CLIENT", "KILL", "TYPE", "pubsub"); // So the client asks again.
+            await("the request is refused", () -> redis.info("errorstats").contains("errorstat_OOM"));
+            waiter.cancel(true);
+            awaitWaiters("k", 0);
+        } finally {
+            redis.configSet("maxmemory", "0");
+        }
+        hold.close();
+    }
+
+    @Test
     void a_refused_connection_is_tried_again() throws Exception {
         proxy.refuse(true);
         assertThrows(UnavailableException.class, () -> client.lock("k").tryAcquire());
