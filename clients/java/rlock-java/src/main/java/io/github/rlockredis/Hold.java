@@ -31,6 +31,7 @@ public final class Hold implements AutoCloseable {
 
     private static final Logger log = LoggerFactory.getLogger(Hold.class);
     private static final long LONGEST_SLEEP_MS = 1_000;
+    private static final long NO_KEEP = -1;
 
     final Resource resource;
     final String owner;
@@ -138,7 +139,7 @@ public final class Hold implements AutoCloseable {
      */
     @Override
     public void close() {
-        await(release(0));
+        await(release(NO_KEEP));
     }
 
     /**
@@ -150,8 +151,7 @@ public final class Hold implements AutoCloseable {
      * @throws LockLostException if the hold was lost before
      */
     public void releaseAndKeep(Duration time) {
-        if (count.get() > 1) throw new IllegalStateException(resource + " was acquired again");
-        await(release(time.toMillis()));
+        await(release(Math.max(0, time.toMillis())));
     }
 
     /**
@@ -161,7 +161,7 @@ public final class Hold implements AutoCloseable {
      *     if the hold was lost before
      */
     public CompletableFuture<Void> releaseAsync() {
-        var released = release(0);
+        var released = release(NO_KEEP);
         if (released.isDone()) return released;
         // A callback that the application attaches to its future must not hold up the client's steps.
         var told = new CompletableFuture<Void>();
@@ -286,7 +286,7 @@ public final class Hold implements AutoCloseable {
     /** Ends it when the client is closed: to its holder that is a loss. */
     void endWithClient() {
         long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
-        if (lose("the client was closed", false)) sendRelease(request, new CompletableFuture<>(), 0);
+        if (lose("the client was closed", false)) sendRelease(request, new CompletableFuture<>(), NO_KEEP);
     }
 
     LockLostException lostException() {
@@ -296,7 +296,8 @@ public final class Hold implements AutoCloseable {
     private CompletableFuture<Void> release(long keep) {
         long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
         var done = new CompletableFuture<Void>();
-        int before = count.getAndUpdate(n -> Math.max(0, n - 1));
+        int before = count.getAndUpdate(n -> n > 1 && keep != NO_KEEP ? n : Math.max(0, n - 1));
+        if (before > 1 && keep != NO_KEEP) throw new IllegalStateException(resource + " was acquired again");
         if (before != 1) {
             done.complete(null);
             return done;

@@ -606,6 +606,10 @@ class LockTest {
     @Test
     void a_kept_lock_stays_closed() throws Exception {
         Hold hold = client.lock("k").acquire();
+        client.lock("k").lock();
+        assertThrows(IllegalStateException.class, () -> hold.releaseAndKeep(Duration.ofMillis(400)));
+        client.lock("k").unlock();
+        assertTrue(hold.isHeld());
         hold.releaseAndKeep(Duration.ofMillis(400));
         assertFalse(client.lock("k").tryLock());
         client.lock("k").acquire(Duration.ofSeconds(10)).close();
