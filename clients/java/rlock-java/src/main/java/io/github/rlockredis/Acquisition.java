@@ -150,7 +150,8 @@ final class Acquisition {
     }
 
     private void request(int round) {
-        if (wait > 0 && left() <= 0) return; // The limit ends it.
+        long left = left();
+        if (wait > 0 && left <= 0) return; // The limit ends it.
         if (!unsure) number(); // The order of ids is that of sending.
         lease = Math.min(options.lease().toMillis(), client.wire.maxLease);
         var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
@@ -159,8 +160,7 @@ final class Acquisition {
         }
         if (options.note() != null) Collections.addAll(words, "NOTE", options.note());
         if (wait != 0) {
-            long block = wait == FOR_EVER ? 0 : left();
-            Collections.addAll(words, "BLOCK", block, "NOTIFY", channel, "CLAIM");
+            Collections.addAll(words, "BLOCK", wait == FOR_EVER ? 0 : left, "NOTIFY", channel, "CLAIM");
             words.add(Math.min(CLAIM_MS, lease));
             if (options.grace() != null && resource.kind() == Resource.Kind.FAIR) {
                 Collections.addAll(words, "GRACE", options.grace().toMillis());
