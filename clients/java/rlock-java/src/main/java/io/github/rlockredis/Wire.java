@@ -195,11 +195,17 @@ final class Wire {
             var home = home(channel);
             if (home == null || home.equals(homes.put(channel, home))) continue;
             unsettled = null; // The failover is over.
-            channels.remove(channel);
-            client.interrupted(channel);
+            forget(channel);
         }
         following = !client.waits.isEmpty();
         if (following) client.schedule(this::follow, FOLLOW_MS);
+    }
+
+    /** Makes all that wait on a channel subscribe again, also those that wait for the subscription. */
+    private void forget(String channel) {
+        var pending = channels.remove(channel);
+        if (pending != null) pending.completeExceptionally(new RedisException("the subscription has moved"));
+        client.interrupted(channel);
     }
 
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages() {
@@ -297,10 +303,7 @@ final class Wire {
 
         @Override
         public void sunsubscribed(String channel, long count) {
-            client.execute(() -> {
-                channels.remove(channel);
-                client.interrupted(channel);
-            });
+            client.execute(() -> forget(channel));
         }
     }
 

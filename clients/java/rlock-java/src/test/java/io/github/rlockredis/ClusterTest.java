@@ -8,6 +8,7 @@ import io.lettuce.core.RedisClient;
 import io.lettuce.core.cluster.ClusterClientOptions;
 import io.lettuce.core.cluster.ClusterTopologyRefreshOptions;
 import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.cluster.SlotHash;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -94,7 +95,7 @@ class ClusterTest {
                 var waiter = RLockClient.create(redis)) {
             holder.lock("warm").acquire().close();
             String key = "moving";
-            int slot = io.lettuce.core.cluster.SlotHash.getSlot(key);
+            int slot = SlotHash.getSlot(key);
             var nodes = redis.getPartitions();
             var from = nodes.getPartitionBySlot(slot);
             var to = nodes.stream().filter(node -> node != from).findFirst().orElseThrow();
@@ -117,6 +118,21 @@ class ClusterTest {
             } finally {
                 source.shutdown(0, 1, TimeUnit.SECONDS);
                 target.shutdown(0, 1, TimeUnit.SECONDS);
+            }
+        }
+    }
+
+    @Test
+    void a_slow_first_subscription_is_waited_for() throws Exception {
+        for (var node : redis.getPartitions()) {
+            String key = "slow";
+            while (!node.hasSlot(SlotHash.getSlot(key))) key += "er";
+            var admin = RedisClient.create(node.getUri());
+            try (var client = RLockClient.create(redis)) {
+                Probe.ask(admin.connect().sync(), "CLIENT", "PAUSE", "2500", "ALL");
+                client.lock(key).acquire(Duration.ofSeconds(20)).close();
+            } finally {
+                admin.shutdown(0, 1, TimeUnit.SECONDS);
             }
         }
     }
