@@ -130,9 +130,10 @@ final class Wire {
 
     private static AsyncCommand<String, String, Object> dispatch(
             StatefulConnection<String, String> connection, String name, CommandArgs<String, String> arguments) {
-        var command = new AsyncCommand<>(new Command<>(new Keyword(name), new Reply(), arguments));
-        connection.dispatch(command);
-        return command;
+        var reply = new Reply();
+        reply.command = new AsyncCommand<>(new Command<>(new Keyword(name), reply, arguments));
+        connection.dispatch(reply.command);
+        return reply.command;
     }
 
     /** The channel on which waits for a key are answered: one, or in a cluster one per slot. */
@@ -322,6 +323,7 @@ final class Wire {
 
     /** An integer, a text, nil, or a list of these. Lettuce's own outputs throw at some of them. */
     private static final class Reply extends CommandOutput<String, String, Object> {
+        private AsyncCommand<String, String, Object> command;
         private List<Object> list;
 
         Reply() {
@@ -346,6 +348,12 @@ final class Wire {
         private void add(Object item) {
             if (list == null) output = item;
             else list.add(item);
+        }
+
+        /** After a MOVED, Lettuce would send a cancelled command again, to another node. */
+        @Override
+        public String getError() {
+            return command.isCancelled() ? null : super.getError();
         }
     }
 }

@@ -136,4 +136,45 @@ class ClusterTest {
             }
         }
     }
+
+    @Test
+    void a_request_that_was_given_up_does_not_follow_its_slot() throws Exception {
+        try (var client = RLockClient.create(redis)) {
+            String key = "given up";
+            int slot = SlotHash.getSlot(key);
+            client.lock(key).acquire().close();
+            var from = redis.getPartitions().getPartitionBySlot(slot);
+            var to = redis.getPartitions().stream()
+                    .filter(node -> node != from)
+                    .findFirst()
+                    .orElseThrow();
+            var source = RedisClient.create(from.getUri());
+            var target = RedisClient.create(to.getUri());
+            try {
+                var sourceCommands = source.connect().sync();
+                var targetCommands = target.connect().sync();
+                Probe.ask(sourceCommands, "CLIENT", "PAUSE", "30000", "WRITE");
+                var request = client.lock(key).tryAcquireAsync(Duration.ZERO);
+                Thread.sleep(300); // The node has it, and answers only after the pause: with MOVED.
+                targetCommands.clusterSetSlotImporting(slot, from.getNodeId());
+                targetCommands.clusterSetSlotNode(slot, to.getNodeId());
+                sourceCommands.clusterSetSlotNode(slot, to.getNodeId());
+                TestServer.await("the slot has moved", () -> {
+                    redis.refreshPartitions();
+                    return redis.getPartitions()
+                            .getPartitionBySlot(slot)
+                            .getNodeId()
+                            .equals(to.getNodeId());
+                });
+                request.cancel(true);
+                Thread.sleep(300); // Settled at the new node.
+                Probe.ask(sourceCommands, "CLIENT", "UNPAUSE");
+                Thread.sleep(500);
+                assertEquals(0, Probe.holders(targetCommands, key));
+            } finally {
+                source.shutdown(0, 1, TimeUnit.SECONDS);
+                target.shutdown(0, 1, TimeUnit.SECONDS);
+            }
+        }
+    }
 }
