@@ -107,8 +107,13 @@ final class DistributedLockInterceptor implements MethodInterceptor {
         }
     }
 
+    /** Metrics may fail, for example if the context is closed meanwhile. That must leave no hold and hide no result. */
     private void measure(Consumer<LockMetrics> measurement) {
-        metrics.ifAvailable(measurement);
+        try {
+            metrics.ifAvailable(measurement);
+        } catch (RuntimeException failed) {
+            log.debug("not measured", failed);
+        }
     }
 
     private Duration duration(String text) {

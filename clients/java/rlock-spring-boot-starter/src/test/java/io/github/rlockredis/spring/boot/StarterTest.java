@@ -11,7 +11,9 @@ import io.github.rlockredis.RLockException;
 import io.github.rlockredis.TestServer;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.api.sync.RedisCommands;
+import io.micrometer.core.instrument.Meter;
 import io.micrometer.core.instrument.MeterRegistry;
+import io.micrometer.core.instrument.config.MeterFilter;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -144,6 +146,30 @@ class StarterTest {
                 return "done";
             }));
         }
+    }
+
+    @Test
+    void metrics_that_fail_leave_no_hold_and_hide_no_result() throws Exception {
+        try (var application = application(server.port())) {
+            application.getBean(MeterRegistry.class).config().meterFilter(new MeterFilter() {
+                @Override
+                public Meter.Id map(Meter.Id id) {
+                    if (id.getName().startsWith("rlock.")) throw new IllegalStateException("no meters");
+                    return id;
+                }
+            });
+            assertEquals("done", application.getBean(Orders.class).ship(10, () -> "done"));
+            assertEquals(0, Probe.holders(redis, "app:orders:10"));
+        }
+    }
+
+    @Test
+    void closing_the_context_hides_no_result() throws Exception {
+        var application = application(server.port());
+        assertEquals("done", application.getBean(Orders.class).ship(11, () -> {
+            application.close();
+            return "done";
+        }));
     }
 
     @Test
