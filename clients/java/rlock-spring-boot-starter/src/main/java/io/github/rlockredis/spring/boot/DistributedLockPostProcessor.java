@@ -4,6 +4,7 @@ import org.springframework.aop.framework.autoproxy.AbstractBeanFactoryAwareAdvis
 import org.springframework.aop.support.DefaultPointcutAdvisor;
 import org.springframework.aop.support.annotation.AnnotationMatchingPointcut;
 import org.springframework.beans.factory.BeanFactory;
+import org.springframework.core.Ordered;
 
 /** Wraps beans that have {@link DistributedLock} methods. */
 final class DistributedLockPostProcessor extends AbstractBeanFactoryAwareAdvisingPostProcessor {
@@ -13,8 +14,9 @@ final class DistributedLockPostProcessor extends AbstractBeanFactoryAwareAdvisin
 
     DistributedLockPostProcessor(DistributedLockInterceptor interceptor) {
         this.interceptor = interceptor;
-        // The lock comes before the transaction.
+        // The lock comes before the transaction, and after the thread of an @Async method has begun.
         setBeforeExistingAdvisors(true);
+        setOrder(Ordered.LOWEST_PRECEDENCE - 1);
         setProxyTargetClass(true);
         this.advisor = new DefaultPointcutAdvisor(
                 AnnotationMatchingPointcut.forMethodAnnotation(DistributedLock.class), interceptor);

@@ -32,6 +32,8 @@ import org.springframework.boot.autoconfigure.EnableAutoConfiguration;
 import org.springframework.boot.builder.SpringApplicationBuilder;
 import org.springframework.context.ConfigurableApplicationContext;
 import org.springframework.context.annotation.Import;
+import org.springframework.scheduling.annotation.Async;
+import org.springframework.scheduling.annotation.EnableAsync;
 import org.springframework.test.util.ReflectionTestUtils;
 
 @Timeout(90)
@@ -42,6 +44,7 @@ class StarterTest {
 
     @SpringBootConfiguration
     @EnableAutoConfiguration
+    @EnableAsync
     @Import(Orders.class)
     static class Application {}
 
@@ -55,6 +58,12 @@ class StarterTest {
         @DistributedLock(key = "'orders:' + #id", timeout = "${app.timeout:100ms}", lease = "5s", fair = false)
         public String tryToShip(int id) {
             return "shipped";
+        }
+
+        @Async
+        @DistributedLock(key = "'async'")
+        public void later(Runnable work) {
+            work.run();
         }
 
         @DistributedLock(key = "'futures'")
@@ -145,6 +154,16 @@ class StarterTest {
                                 == 1);
                 return "done";
             }));
+        }
+    }
+
+    @Test
+    void an_asynchronous_method_holds_the_lock_in_its_own_thread() throws Exception {
+        try (var application = application(server.port())) {
+            var lock = application.getBean(RLockClient.class).lock("async");
+            var held = new CompletableFuture<Boolean>();
+            application.getBean(Orders.class).later(() -> held.complete(lock.isHeldByCurrentThread()));
+            assertTrue(held.get(10, TimeUnit.SECONDS));
         }
     }
 
