@@ -137,7 +137,8 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
             return request.result.get();
         } catch (InterruptedException interrupted) {
             request.abandon();
-            request.result.thenAccept(Lockable::giveBack);
+            // Until this is done, the thread may seem to hold it.
+            giveBack(request.result.handle((hold, error) -> hold).join());
             throw interrupted;
         } catch (ExecutionException failed) {
             throw RLockClient.here(failed);

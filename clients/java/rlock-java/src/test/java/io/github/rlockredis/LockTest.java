@@ -32,6 +32,7 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.Lock;
+import java.util.concurrent.locks.LockSupport;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
@@ -470,6 +471,26 @@ class LockTest {
         awaitWaiters("k", 0);
         hold.close();
         assertNothingLeft("k");
+    }
+
+    @Test
+    void an_interrupted_thread_holds_nothing() throws Exception {
+        var thread = Thread.currentThread();
+        for (int i = 0; i < 1_000; i++) {
+            long pause = ThreadLocalRandom.current().nextLong(300_000);
+            var interrupt = CompletableFuture.runAsync(() -> {
+                LockSupport.parkNanos(pause);
+                thread.interrupt();
+            });
+            try {
+                client.multiLock("a", "b").acquire().close();
+            } catch (InterruptedException interrupted) {
+                client.multiLock("b", "c").acquire().close();
+            }
+            interrupt.join();
+            Thread.interrupted();
+        }
+        assertNothingLeft("b");
     }
 
     @Test
