@@ -203,7 +203,8 @@ public final class Hold implements AutoCloseable {
     }
 
     boolean isLost() {
-        return state.get() != State.RELEASED && !isHeld();
+        State now = state.get(); // Once: another thread may release it meanwhile.
+        return now == State.LOST || now == State.HELD && deadline.left() <= 0;
     }
 
     boolean has(List<Long> others) {
