@@ -17,7 +17,7 @@ public final class LeaderElection implements AutoCloseable {
          * leadership is lost, and when the election is closed. Returning gives the leadership up.
          *
          * @param hold the leadership, with its fencing token
-         * @throws Exception is logged, and gives the leadership up
+         * @throws Exception is logged, as any error, and gives the leadership up
          */
         void lead(Hold hold) throws Exception;
     }
@@ -60,7 +60,7 @@ public final class LeaderElection implements AutoCloseable {
                 return;
             } catch (InterruptedException | RLockException.LockLostException ended) {
                 log.debug("no longer the leader of {}", lock.resource);
-            } catch (Exception failed) {
+            } catch (Throwable failed) {
                 log.warn("leading {} failed", lock.resource, failed);
                 LockSupport.parkNanos(PAUSE_AFTER_ERROR_NANOS); // An interrupt ends it.
             }

@@ -665,6 +665,18 @@ class LockTest {
     }
 
     @Test
+    void an_election_outlasts_errors_of_its_work() throws Exception {
+        var terms = new AtomicInteger();
+        LeaderElection.Work work = hold -> {
+            if (terms.incrementAndGet() == 1) throw new AssertionError("of the work");
+        };
+        try (var election = LeaderElection.start(client.lock("k"), work)) {
+            await("it leads again", () -> terms.get() > 1);
+        }
+        assertNothingLeft("k");
+    }
+
+    @Test
     void keys_have_the_prefix() throws Exception {
         try (var prefixed = RLockClient.builder(redisClient).keyPrefix("app:").build()) {
             Hold hold = prefixed.lock("k").acquire();
