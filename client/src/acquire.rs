@@ -150,16 +150,8 @@ impl Core {
                 return Ok(Some(held));
             }
             let request = Arc::new(Request::new(self, subject, options).await);
-            let mut attempt = Attempt {
-                request,
-                id: next_id(),
-                is_open: false,
-                is_lost: false,
-                link: None,
-                desks,
-                turn,
-                token: Some(token),
-            };
+            let mut attempt =
+                Attempt { request, id: 0, is_open: false, is_lost: false, link: None, desks, turn, token: Some(token) };
             // In a box: a thread that blocks on this future may have a small stack.
             let held = Box::pin(attempt.obtain(wait, &mut last)).await?;
             if let (Some(held), true) = (&held, is_named) {
@@ -194,6 +186,7 @@ enum Step {
 /// An acquisition in progress. Dropping it cleans up a request that is still open.
 struct Attempt {
     request: Arc<Request>,
+    /// 0 until the request is first sent, and after an answer that ends it.
     id: u64,
     /// Whether the server may still have this request in a queue or as a hold.
     is_open: bool,
@@ -218,6 +211,12 @@ impl Drop for Attempt {
 }
 
 impl Attempt {
+    fn draw_id(&mut self) {
+        if self.id == 0 {
+            self.id = next_id();
+        }
+    }
+
     /// Sends the request until the server grants or refuses the lock.
     async fn obtain(&mut self, wait: Wait, last: &mut Option<Error>) -> Result<Option<Held>, Error> {
         let (mut pauses, mut pending) = (Pauses::default(), None);
@@ -256,6 +255,7 @@ impl Attempt {
             core.servers.redirected(error, subscriber.link());
         })?;
         let link = node.link().await?;
+        self.draw_id();
         let letter = subscriber.expect(self.id, self.request.subject.clone());
         let command = self.request.acquire(self.id, Ask::Wait(wait.left(), &subscription.channel));
         (self.is_open, self.link) = (true, Some(link.clone()));
@@ -278,6 +278,9 @@ impl Attempt {
 
     /// Sends the request once, without waiting for the lock.
     async fn ask_once(&mut self) -> Result<Step, Error> {
+        // Connects before it draws the id.
+        self.request.core.node(self.request.slot).await?.link().await?;
+        self.draw_id();
         let command = self.request.acquire(self.id, Ask::Once);
         // The request may be sent from here on.
         let was_open = std::mem::replace(&mut self.is_open, true);
@@ -315,7 +318,7 @@ impl Attempt {
 
     /// The request has ended without a grant. The next attempt needs a new request id.
     fn used(&mut self) {
-        (self.is_open, self.is_lost, self.id) = (false, false, next_id());
+        (self.is_open, self.is_lost, self.id) = (false, false, 0);
     }
 
     /// Begins the hold that an answer granted. If it has expired meanwhile, the request is sent
@@ -385,7 +388,7 @@ impl Attempt {
             Err(Error::Lost) => {
                 // The owner may still hold some of several keys.
                 if self.request.subject.is_many() {
-                    self.request.release_each(&tokens).await;
+                    self.request.release_each(&tokens, self.id + 1).await;
                 }
                 self.used();
                 Ok(Step::Again { pauses: false })

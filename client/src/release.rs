@@ -95,7 +95,7 @@ impl Releasing {
             let is_done = self.is_repeated && request.core.now() < self.release.relied_until;
             if !error.is_retryable() && request.subject.is_many() {
                 // An earlier copy has released all keys or none.
-                let held = request.release_each(&self.release.tokens).await;
+                let held = request.release_each(&self.release.tokens, id).await;
                 return if is_done && held == 0 { Ok(()) } else { Err(error) };
             }
             if error.ends_a_hold() {

@@ -7,7 +7,6 @@ use redis::{Cmd, Pipeline, Value};
 
 use crate::Error;
 use crate::core::{Core, Reply};
-use crate::identity::next_id;
 use crate::options::Options;
 use crate::transport::Link;
 use crate::wire::{Acquire, Ask, Family, Subject};
@@ -46,11 +45,11 @@ impl Request {
 
     /// Releases several keys one by one, because MRELEASE changes nothing if the owner lacks one of
     /// them. Returns how many keys were released.
-    pub(crate) async fn release_each(&self, tokens: &[u64]) -> usize {
+    pub(crate) async fn release_each(&self, tokens: &[u64], id: u64) -> usize {
         let mut held = 0;
         for (at, key) in self.subject.keys.iter().enumerate() {
             let subject = Subject { family: Family::Mutex, keys: Arc::from([key.clone()]), ..self.subject.clone() };
-            let release = subject.release(tokens.get(at..=at).unwrap_or_default(), 1, 0, next_id());
+            let release = subject.release(tokens.get(at..=at).unwrap_or_default(), 1, 0, id);
             let within = self.core.common.command_timeout;
             held += usize::from(self.core.insist(self.slot, &release, within, within).await.said.is_ok());
         }

@@ -7,7 +7,6 @@ use tokio::time::{sleep, timeout};
 
 use crate::Error;
 use crate::core::Pauses;
-use crate::identity::next_id;
 use crate::owners::{Desks, Turn};
 use crate::request::Request;
 use crate::transport::Link;
@@ -27,7 +26,7 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, de
     let core = request.core.clone();
     let Ok(permit) = core.settlements.clone().try_acquire_owned() else { return };
     let subject = &request.subject;
-    let commands = [subject.cancel(id), subject.release(&[], subject.permits, 0, next_id())];
+    let commands = [subject.cancel(id), subject.release(&[], subject.permits, 0, id + 1)];
     let ended = core.common.ended.clone();
     core.in_background(async move {
         let _permit = permit;
@@ -40,9 +39,8 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, de
                 match answers.as_deref() {
                     Ok([Ok(cancelled), _]) if wire::number(cancelled) == Ok(1) => return,
                     Ok([cancelled, released]) if !is_to_repeat(cancelled) && !is_to_repeat(released) => {
-                        // Without the turn, it could release what the owner has acquired since.
-                        if released.is_err() && subject.is_many() && turn.is_some() {
-                            request.release_each(&[]).await;
+                        if released.is_err() && subject.is_many() {
+                            request.release_each(&[], id + 1).await;
                         }
                         return;
                     }

@@ -6,7 +6,8 @@ use rlock_client::{Client, Error};
 
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
-use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
+use crate::thief::holds;
+use crate::{PATIENCE, command_stat, connect, connections, eventually, is_granted, kill_connections, url};
 
 /// The number of commands of this name that the server has answered, including those that it
 /// refused.
@@ -54,6 +55,57 @@ async fn request_of_an_owner_waits_for_the_cleanup_of_a_dropped_one() {
     });
     eventually(|| answered(&server, "RLOCK.RELEASE") > released).await;
     assert_eq!(answered(&server, "RLOCK.ACQUIRE"), asked + 1, "the second request was sent before the cleanup ended");
+}
+
+/// Two clients of one process may use one owner. The first one learns nothing of the refusal of its
+/// request, and cleans up after the second one has acquired the lock.
+#[tokio::test]
+async fn late_cleanup_does_not_end_the_hold_that_its_owner_has_by_another_client() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let (late, next) = (proxy.client().await, connect(&server).await);
+    for keys in [&["k"] as &[&str], &["j", "k"]] {
+        let acquire = if keys.len() == 1 { "RLOCK.ACQUIRE" } else { "RLOCK.MACQUIRE" };
+        server.client().acquire("k stranger");
+        let asked = answered(&server, acquire);
+        proxy.set(|direction, _| if direction == Direction::ToClient { Fate::Stall } else { Fate::Pass });
+        let lock = late.multi_lock(keys).owner("me");
+        let asking = tokio::spawn(async move { lock.try_acquire().await.map(drop) });
+        eventually(|| answered(&server, acquire) > asked).await;
+        server.client().call("RLOCK.RELEASE k stranger");
+        let guard = next.lock("k").owner("me").acquire().await.expect("free");
+        asking.abort();
+        drop(asking.await);
+        proxy.clear();
+        // It waits for the cleanup.
+        drop(late.rw_lock("k").read().owner("me").try_acquire().await);
+        assert_eq!(holds(&server), 1, "{keys:?}");
+        guard.release().await.expect("it was held");
+    }
+}
+
+/// A request that waits for its connection is newer than those that other clients of the process
+/// send meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_id_is_drawn_when_the_request_is_sent() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let (late, next) = (proxy.client().await, connect(&server).await);
+    for waits in [false, true] {
+        proxy.set(|direction, _| if direction == Direction::ToServer { Fate::Stall } else { Fate::Pass });
+        kill_connections(&server);
+        let lock = late.lock("k").owner("me");
+        let asking =
+            tokio::spawn(async move { if waits { lock.acquire().await.map(Some) } else { lock.try_acquire().await } });
+        // The request opens a connection.
+        eventually(|| connections(&server) == 1).await;
+        let guard = next.lock("k").owner("me").acquire().await.expect("free");
+        proxy.clear();
+        let late = asking.await.expect("no panic").expect("the owner holds the lock");
+        assert_eq!(holds(&server), 2, "waits: {waits}");
+        late.expect("a grant").release().await.expect("it was held");
+        guard.release().await.expect("it was held");
+    }
 }
 
 #[tokio::test]
