@@ -212,7 +212,13 @@ impl Hold {
         }
     }
 
-    /// Ends the hold once. Reports [`End::Lost`], and starts the release for [`End::Closed`].
+    /// Whether this end of the hold starts the release, and not the last guard. Without an answer, a
+    /// renewal may have extended a lost hold on the server.
+    fn is_released_by(&self, end: End) -> bool {
+        end == End::Closed || end == End::Lost && self.terms.renews
+    }
+
+    /// Ends the hold once. Reports [`End::Lost`].
     pub(crate) fn end(self: &Arc<Self>, end: End) {
         let releasing = {
             let mut state = self.state();
@@ -220,7 +226,7 @@ impl Hold {
                 return;
             }
             self.stop(&mut state, end);
-            (end == End::Closed).then(|| self.releasing(&state, None))
+            self.is_released_by(end).then(|| self.releasing(&state, None))
         };
         // Wakes the futures that await the loss, without holding the lock of the state.
         self.over.cancel();
@@ -354,9 +360,9 @@ impl Hold {
             if is_last && end.is_none() {
                 self.stop(&mut state, End::Released);
             }
-            // A hold that the client's clock has ended may still live on the server.
-            let releasing =
-                (is_last && end != Some(End::Closed)).then(|| self.releasing(&state, keep.filter(|_| is_held)));
+            // A fixed lease that the client's clock has ended may still live on the server.
+            let releasing = (is_last && !end.is_some_and(|end| self.is_released_by(end)))
+                .then(|| self.releasing(&state, keep.filter(|_| is_held)));
             (end, releasing)
         };
         match (end, is_held) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rlock_client::Error;
 
-use crate::proxy::{Proxy, cuts_all};
+use crate::proxy::{Direction, Fate, Proxy, cuts_all};
 use crate::support::{Server, Stopwatch};
 use crate::{PATIENCE, command_stat, connect, eventually, is_granted, kill_connections};
 
@@ -63,6 +63,22 @@ async fn timed_hold_on_a_stopped_server_is_lost_in_time() {
     lost.await;
     watch.assert_took_ms(0..600, "the time that the guard counted as held");
     server.await.expect("no panic");
+}
+
+/// The guard is not dropped, because the application does not notice the loss.
+#[tokio::test]
+async fn lost_hold_that_a_late_renewal_has_extended_is_released() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let guard = client.lock("k").lease(Duration::from_secs(1)).acquire().await.expect("a free lock");
+    proxy.set(|direction, _| if direction == Direction::ToClient { Fate::Stall } else { Fate::Pass });
+    let outcome = guard.renew_for(Duration::from_secs(600)).await;
+    assert!(matches!(outcome, Err(Error::Lost)), "{outcome:?}");
+    assert!(server.client().call("RLOCK.PTTL k").int() > 10_000, "the server has renewed the hold");
+    proxy.clear();
+    eventually(|| server.client().holder("k").is_none()).await;
+    assert!(matches!(guard.release().await, Err(Error::Lost)));
 }
 
 #[tokio::test]
