@@ -294,9 +294,13 @@ impl Guard<Read> {
         if !self.is_held() {
             return Err(Error::Lost);
         }
+        let limit = wait.limit(self.held.hold.request.core.common.command_timeout);
         let writer = self.acquire(Family::Write, wait).await?.ok_or(Error::Timeout)?;
         // If the read lock is still held now, no other writer held the lock before the grant.
-        self.renew().await?;
+        match limit {
+            Some(limit) => tokio::time::timeout_at(limit, self.renew()).await.unwrap_or(Err(Error::Timeout))?,
+            None => self.renew().await?,
+        }
         Ok(writer)
     }
 }

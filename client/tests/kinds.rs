@@ -81,6 +81,28 @@ async fn only_reader_upgrades_before_the_waiters() {
     }
 }
 
+/// The server grants the write lock, and does not answer whether the read lock is still held.
+#[tokio::test]
+async fn upgrade_lasts_no_longer_than_its_timeout() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    let read = client.rw_lock("k").read().owner("me").fixed_lease(Duration::from_secs(600));
+    let reader = read.acquire().await.expect("a free lock");
+    let mut answers = 0;
+    proxy.set(move |direction, _| {
+        answers += u32::from(direction == Direction::ToClient);
+        if answers > 1 { Fate::Stall } else { Fate::Pass }
+    });
+    let upgraded =
+        tokio::time::timeout(PATIENCE, reader.upgrade_timeout(Duration::from_secs(1))).await.expect("in time");
+    assert!(matches!(upgraded, Err(Error::Timeout)), "{upgraded:?}");
+    assert_eq!(server.client().call("RRWLOCK.HOLDS k me WRITE"), 1);
+    proxy.clear();
+    eventually(|| server.client().call("RRWLOCK.HOLDS k me WRITE") == 0).await;
+    reader.release().await.expect("it was held");
+}
+
 #[tokio::test]
 async fn one_of_two_upgrading_readers_is_refused() {
     let server = Server::start();
