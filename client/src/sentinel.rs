@@ -120,7 +120,9 @@ impl Watched {
         };
         // A sentinel that hangs must not keep the client from asking the others.
         let late = || Err(Error::unavailable("a sentinel does not answer"));
-        tokio::time::timeout(common.connect_timeout / 2, asking).await.unwrap_or_else(|_| late())
+        // Even if only the last one answers, this leaves time for the primary.
+        let shares = u32::try_from(self.sentinels.len()).unwrap_or(u32::MAX).saturating_add(1);
+        tokio::time::timeout(common.connect_timeout / shares, asking).await.unwrap_or_else(|_| late())
     }
 
     /// Connects to a server, and checks with ROLE that it is a primary.

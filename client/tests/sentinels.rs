@@ -106,3 +106,16 @@ async fn waiter_leaves_a_refusing_master_that_was_replaced() {
     assert!(new.client().holder("k").is_some());
     guard.release().await.expect("it was held");
 }
+
+/// Each connection to it is accepted, and gets no answer.
+#[tokio::test]
+async fn client_finds_its_master_although_most_sentinels_hang() {
+    let master = Server::start();
+    let sentinel = Sentinel::naming(&master);
+    let hung = [0, 1].map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let mut urls = hung.each_ref().map(|hung| format!("redis://{}/", hung.local_addr().expect("an address"))).to_vec();
+    urls.push(url(&sentinel.0));
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let client = Client::builder().connect_sentinel(&urls, "fleet", "redis://any/").await.expect("a master");
+    client.lock("k").acquire().await.expect("a free lock").release().await.expect("it was held");
+}
