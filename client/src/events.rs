@@ -171,8 +171,10 @@ async fn subscribe_once(core: &Arc<Core>, key: &[u8]) -> Result<(Following, Canc
 impl Subscriber {
     /// Follows the events of a key.
     async fn follow(self: &Arc<Self>, channel: Vec<u8>) -> Result<Following, Error> {
-        let following = self.heard.listeners.follow(&channel);
-        let place = lock(&self.follows).entry(channel.clone()).or_default().clone();
+        let (following, place) = {
+            let mut follows = lock(&self.follows);
+            (self.heard.listeners.follow(&channel), follows.entry(channel.clone()).or_default().clone())
+        };
         let subscriber = self.clone();
         let open = || async move {
             subscriber.link.ask(redis::cmd("SUBSCRIBE").arg(&channel), subscriber.common.command_timeout).await?;
@@ -189,8 +191,12 @@ impl Subscriber {
 
     /// Ends subscriptions without followers.
     pub(crate) async fn leave_idle(&self) {
-        for channel in self.heard.listeners.take_idle() {
-            lock(&self.follows).remove(&channel);
+        let take = || {
+            let mut follows = lock(&self.follows);
+            self.heard.listeners.take_idle().inspect(|channel| drop(follows.remove(channel)))
+        };
+        // One at a time: the next one may have a follower by then.
+        while let Some(channel) = take() {
             drop(self.link.ask(redis::cmd("UNSUBSCRIBE").arg(&channel), self.common.command_timeout).await);
         }
     }

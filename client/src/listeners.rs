@@ -72,9 +72,9 @@ impl Listeners {
         self.lock().values().any(|followers| followers.receiver_count() > 0)
     }
 
-    /// Removes the channels without followers, and returns them.
-    pub(crate) fn take_idle(&self) -> Vec<Vec<u8>> {
-        self.lock().extract_if(|_, followers| followers.receiver_count() == 0).map(|(channel, _)| channel).collect()
+    /// Removes a channel without followers, and returns it.
+    pub(crate) fn take_idle(&self) -> Option<Vec<u8>> {
+        self.lock().extract_if(|_, followers| followers.receiver_count() == 0).map(|(channel, _)| channel).next()
     }
 
     /// Handles a message. Returns false if it is not a keyspace event.
@@ -109,9 +109,9 @@ mod tests {
         assert!(!listeners.tell(b"rlock:channel", b"nil 7"), "a message for a waiter is not an event");
         let told: Vec<_> = std::iter::from_fn(|| follower.try_recv().ok()).collect();
         assert_eq!(told, [Event::Acquired, Event::Removed, Event::Turn]);
-        assert!(listeners.take_idle().is_empty());
+        assert_eq!(listeners.take_idle(), None);
         drop(follower);
-        assert_eq!(listeners.take_idle(), [channel]);
+        assert_eq!(listeners.take_idle().as_deref(), Some(channel));
         assert!(are_published(b"AKE") && are_published(b"Kd") && !are_published(b"Ed") && !are_published(b"Kg"));
     }
 

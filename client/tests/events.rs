@@ -126,6 +126,40 @@ async fn abandoned_subscription_leaves_nothing() {
     }
 }
 
+/// The client has ended one of two unused subscriptions, and not yet the other one.
+#[tokio::test]
+async fn subscriber_that_comes_while_others_are_removed_gets_its_events() {
+    let server = Server::with(&["notify-keyspace-events Kd"]);
+    let proxy = Proxy::before(&server).await;
+    let client = Client::builder().ping_after(Duration::from_millis(100)).connect(&proxy.url()).await;
+    let client = client.expect("a server");
+    for key in ["a", "b"] {
+        drop(client.observe(key).events().await.expect("the server sends events"));
+    }
+    let request = "*2\r\n$11\r\nUNSUBSCRIBE\r\n$16\r\n__keyspace@0__:a\r\n".len();
+    let is_stalled = Arc::<AtomicBool>::default();
+    let stalled = is_stalled.clone();
+    proxy.set(move |direction, length| {
+        let stalls = direction == Direction::ToServer && length == request;
+        stalled.fetch_or(stalls, Ordering::Relaxed);
+        if stalls { Fate::Stall } else { Fate::Pass }
+    });
+    eventually(|| is_stalled.load(Ordering::Relaxed)).await;
+    let followers = ["a", "b"].map(|key| {
+        let lock = client.observe(key);
+        tokio::spawn(async move { (key, lock.events().await) })
+    });
+    eventually(|| followers.iter().any(tokio::task::JoinHandle::is_finished)).await;
+    proxy.clear();
+    // Time itself, in which the client could end the other subscription.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for follower in followers {
+        let (key, events) = follower.await.expect("no panic");
+        server.client().acquire(&format!("{key} other"));
+        assert_eq!(next(&mut events.expect("the server sends events")).await, Event::Acquired);
+    }
+}
+
 #[tokio::test]
 async fn events_without_keyspace_notifications_are_an_error() {
     let server = Server::start();
