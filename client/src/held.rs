@@ -39,16 +39,13 @@ impl Held {
     /// Cancel safety: if the future is dropped, the release goes on in the background.
     #[tracing::instrument(level = "debug", skip_all, fields(key = %self.hold.request.key()))]
     pub(crate) async fn release(mut self, keep: Option<Duration>) -> Result<(), Error> {
-        let is_only = self.hold.guards() == 1;
         self.is_left = true;
-        if let Some(mut releasing) = self.hold.leave(keep.filter(|_| is_only)).map_err(End::error)? {
-            releasing.run().await?;
-        }
-        match keep {
-            Some(_) if !is_only => {
+        match self.hold.leave(keep).map_err(End::error)? {
+            Some(mut releasing) => releasing.run().await,
+            None if keep.is_some() => {
                 Err(Error::Argument("keep needs the only guard of a hold; others keep the lock".to_owned()))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
