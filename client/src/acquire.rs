@@ -10,7 +10,7 @@ use tracing::Instrument;
 
 use crate::Error;
 use crate::core::{Core, Pauses, Reply};
-use crate::held::{Held, reenter};
+use crate::held::{Held, leaving, reenter};
 use crate::hold::Hold;
 use crate::identity::next_id;
 use crate::options::Options;
@@ -140,14 +140,21 @@ impl Core {
         let mut last = None;
         let acquiring = async {
             let desks = is_named.then(|| self.owners.desks(&subject));
-            let turn = match &desks {
-                Some(desks) => owners::turn(desks).await,
-                None => Turn::new(),
-            };
-            if let Some(desks) = &desks
-                && let Some(held) = reenter(desks, &subject)?
-            {
-                return Ok(Some(held));
+            let mut turn = Turn::new();
+            if let Some(desks) = &desks {
+                loop {
+                    turn = owners::turn(desks).await;
+                    match (reenter(desks, &subject), leaving(desks)) {
+                        (Ok(Some(held)), _) => return Ok(Some(held)),
+                        (Ok(None), None) => break,
+                        (Err(error), None) => return Err(error),
+                        // This request was first in the queue, but must not find the old hold.
+                        (_, Some(released)) => {
+                            turn.clear();
+                            released.cancelled().await;
+                        }
+                    }
+                }
             }
             let request = Arc::new(Request::new(self, subject, options).await);
             let mut attempt =

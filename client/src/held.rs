@@ -3,9 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::Error;
 use crate::hold::{End, Hold};
-use crate::owners::Desks;
+use crate::owners::{Desk, Desks};
 use crate::wire::Subject;
 
 /// One guard's share of a hold. Dropping it releases in the background.
@@ -74,23 +76,31 @@ impl Drop for Held {
 /// keys, or another number of permits.
 pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, Error> {
     let mut found = None;
-    for desk in desks.iter() {
-        let holds: Vec<_> = desk.holds().iter().filter_map(Weak::upgrade).collect();
-        for hold in holds.into_iter().filter_map(|hold| hold.downcast::<Hold>().ok()) {
-            let present = &hold.request.subject;
-            let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
-            if is_other_mode || hold.guards() == 0 {
-                continue;
-            }
-            if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
-                let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
-                return Err(Error::Argument(format!(
-                    "owner already holds {keys:?} with {} permits; expected the same keys and permits, or another owner",
-                    present.permits
-                )));
-            }
-            found = Some(hold);
+    for hold in holds(desks) {
+        let present = &hold.request.subject;
+        let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
+        if is_other_mode || hold.guards() == 0 {
+            continue;
         }
+        if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
+            let keys: Vec<_> = present.keys.iter().map(|key| String::from_utf8_lossy(key)).collect();
+            return Err(Error::Argument(format!(
+                "owner already holds {keys:?} with {} permits; expected the same keys and permits, or another owner",
+                present.permits
+            )));
+        }
+        found = Some(hold);
     }
     found.as_ref().map(Held::again).transpose()
+}
+
+/// Finds a hold of the owner without guards, whose release has not ended. The token is cancelled
+/// when it has.
+pub(crate) fn leaving(desks: &Desks) -> Option<CancellationToken> {
+    holds(desks).into_iter().find(|hold| hold.guards() == 0 && !hold.done.is_cancelled()).map(|hold| hold.done.clone())
+}
+
+fn holds(desks: &Desks) -> Vec<Arc<Hold>> {
+    let holds = |desk: &Arc<Desk>| desk.holds().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
+    desks.iter().flat_map(holds).filter_map(|hold| hold.downcast().ok()).collect()
 }

@@ -315,12 +315,13 @@ impl Hold {
         }
     }
 
-    fn releasing(&self, state: &State, keep: Option<Duration>) -> Releasing {
+    fn releasing(self: &Arc<Self>, state: &State, keep: Option<Duration>) -> Releasing {
         let (now, relied_until) = (self.request.core.now(), state.validity.ends());
         // While its connection is open, a hold with a session lasts longer than the reliance on it.
         let may_outlast = now >= relied_until || self.terms.session_grace.is_some();
         let until = if may_outlast { now.after(self.terms.lease) } else { relied_until };
         let release = Release {
+            _hold: self.clone(),
             request: self.request.clone(),
             tokens: self.tokens.clone(),
             desks: self.desks.get().cloned(),

@@ -11,6 +11,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::Error;
 use crate::clock::Moment;
 use crate::core::Pauses;
+use crate::hold::Hold;
 use crate::identity::next_id;
 use crate::owners::{self, Desks, Turn};
 use crate::request::Request;
@@ -20,10 +21,11 @@ use crate::wire;
 /// What to release, and how long to try.
 #[derive(Clone)]
 pub(crate) struct Release {
+    /// While it lives, later requests of a named owner find it, and wait for this release.
+    pub(crate) _hold: Arc<Hold>,
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Arc<[u64]>,
-    /// The desks of a named owner. While they live, later requests of the owner find them, and wait
-    /// for this release.
+    /// The desks of a named owner.
     pub(crate) desks: Option<Desks>,
     /// The connection of the hold's session: closing it before the release would end the hold.
     pub(crate) _kept: Option<Arc<Link>>,

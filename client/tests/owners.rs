@@ -108,6 +108,19 @@ async fn request_id_is_drawn_when_the_request_is_sent() {
     }
 }
 
+/// The second task asks when the first one has its permit. By the time of its turn, that permit is
+/// being released: it must not wait for a permit that its own owner has.
+#[tokio::test]
+async fn tasks_of_one_owner_use_one_permit_one_after_the_other() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    client.semaphore("s").init(1).await.expect("an answer");
+    let lock = client.semaphore("s").permits(1).owner("me");
+    let uses = || async { lock.acquire().await.expect("a permit").release().await };
+    let both = tokio::time::timeout(PATIENCE, async { tokio::join!(uses(), uses()) });
+    assert_eq!(both.await.expect("both end"), (Ok(()), Ok(())));
+}
+
 #[tokio::test]
 async fn reader_with_a_lost_hold_cannot_upgrade() {
     let server = Server::start();
