@@ -268,26 +268,27 @@ impl Hold {
         }
         let now = self.request.core.now();
         let mut state = self.state();
-        match (left, link) {
+        let failed = match (left, link) {
             (Ok(left), Some(link)) => {
                 state.validity.renewed(&self.terms, sent, left);
                 state.link = Arc::downgrade(link);
                 state.kept = self.terms.session_grace.map(|_| link.clone());
                 (state.not_before, state.pauses, state.has_failed) = (now, Pauses::default(), false);
+                None
             }
             (left, _) => {
                 state.not_before = now.after(state.pauses.next());
                 state.has_failed = true;
-                if let Err(error) = left {
-                    tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
-                    self.request
-                        .core
-                        .meter
-                        .count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
-                }
+                left.err()
             }
-        }
+        };
         self.look_again(&mut state, now);
+        // The application's metrics may ask the guard.
+        drop(state);
+        if let Some(error) = failed {
+            tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
+            self.request.core.meter.count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
+        }
     }
 
     /// Renews at the caller's request, with the hold's lease or another one, until the server

@@ -1,9 +1,10 @@
 //! A fault of one hold, application callback or slot does not affect the others.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rlock_client::{Client, Error, Metrics, blocking};
+use rlock_client::kinds::Mutex;
+use rlock_client::{Client, Error, Guard, Metrics, blocking};
 
 use crate::cluster::{ON_FIRST, begin_to_move_slot_of_first, cluster};
 use crate::support::{Server, Stopwatch};
@@ -92,6 +93,39 @@ async fn panic_in_metrics_does_not_stop_renewals() {
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(kept.is_held());
     kept.release().await.expect("it was held");
+}
+
+/// Logs how long the hold of a failed renewal is still valid.
+#[derive(Default)]
+struct Asks {
+    guard: OnceLock<Guard<Mutex>>,
+    answer: OnceLock<Duration>,
+}
+
+impl Metrics for Asks {
+    fn renewal_failed(&self, _: &[u8], _: &Error) {
+        let _ = self.answer.set(self.guard.get().expect("it is held").valid_for());
+    }
+}
+
+#[test]
+fn metrics_may_ask_the_guard() {
+    let server = Server::start();
+    let metrics = Arc::<Asks>::default();
+    let home = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let guard = home.block_on(async {
+        let client = Client::builder().metrics(metrics.clone()).connect(&url(&server)).await.expect("a server");
+        client.lock("k").lease(Duration::from_secs(3)).acquire().await.expect("a free lock")
+    });
+    metrics.guard.set(guard).expect("it is set once");
+    server.client().call("CONFIG SET min-replicas-to-write 1");
+    let watch = Stopwatch::start();
+    while metrics.answer.get().is_none() && watch.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // Even if a thread hangs.
+    home.shutdown_background();
+    assert!(metrics.answer.get().is_some());
 }
 
 /// A request that waits in a slot that moves loses its channel, but no hold loses the connection to
