@@ -245,9 +245,21 @@ impl Attempt {
                     *last = Some(error);
                     sleep(pauses.next()).await;
                 }
+                Err(error) if error.code() == "ERR" && self.shortens_lease().await => {}
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Whether the server has lowered the longest lease below that of the request, which then gets
+    /// a shorter one.
+    async fn shortens_lease(&mut self) -> bool {
+        let Request { core, subject, options, slot, lease } = &*self.request;
+        drop(core.learn(*slot).await);
+        let shorter = Request::new(core, subject.clone(), options).await;
+        let is_shorter = shorter.lease < *lease;
+        self.request = Arc::new(shorter);
+        is_shorter
     }
 
     /// Sends the request, and waits for its outcome if `wait` says so.

@@ -248,6 +248,11 @@ impl Core {
             // The next request will report the same error.
             drop(self.learn(slot).await);
         }
+        self.longest_known_lease()
+    }
+
+    /// The longest lease that the server has told.
+    pub(crate) fn longest_known_lease(&self) -> Duration {
         match self.longest_lease_us.load(Ordering::Relaxed) {
             0 => LONGEST,
             us => Duration::from_micros(us),

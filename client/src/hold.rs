@@ -286,9 +286,18 @@ impl Hold {
         // The application's metrics may ask the guard.
         drop(state);
         if let Some(error) = failed {
+            if error.code() == "ERR" {
+                // The server may have lowered the longest lease.
+                let request = self.request.clone();
+                self.request.core.in_background(async move { drop(request.core.learn(request.slot).await) });
+            }
             tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
             self.request.core.meter.count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
         }
+    }
+
+    fn renewal(&self, lease: Duration) -> Cmd {
+        self.request.subject.renew(&self.tokens, lease.min(self.request.core.longest_known_lease()))
     }
 
     /// Renews at the caller's request, with the hold's lease or another one, until the server
@@ -299,7 +308,7 @@ impl Hold {
             loop {
                 let until_end = self.terms.ends_at.map_or(Duration::MAX, |end| self.request.core.now().until(end));
                 let lease = lease.unwrap_or(self.terms.lease).min(until_end);
-                let command = self.request.subject.renew(&self.tokens, lease.max(crate::options::SHORTEST));
+                let command = self.renewal(lease.max(crate::options::SHORTEST));
                 let reply = self.request.ask(&command, Duration::MAX).await;
                 let outcome = reply.said.as_ref().map(drop).map_err(Clone::clone);
                 self.take_answer(reply.sent, reply.link.as_ref(), reply.said);
@@ -396,7 +405,7 @@ impl Renewed for Hold {
             Step::Renew(lease) => {
                 let attempt = self.terms.attempt();
                 state.not_before = now.after(attempt.min(self.request.core.common.command_timeout));
-                Some((self.request.subject.renew(&self.tokens, lease), attempt))
+                Some((self.renewal(lease), attempt))
             }
             Step::Sleep(_) => None,
         };

@@ -56,6 +56,22 @@ async fn lease_is_renewed_until_the_release() {
     assert_eq!(renewals(&mut monitor), before, "nothing is renewed after a release");
 }
 
+/// The client has read the longest lease when it connected.
+#[tokio::test]
+async fn lease_follows_the_longest_one_that_the_server_lowers() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let held = client.lock("held").lease(Duration::from_secs(6)).acquire().await.expect("a free lock");
+    server.client().call("CONFIG SET rlock.max-lease-ms 4000");
+    let tried = client.lock("tried").try_acquire().await.expect("an answer").expect("a free lock");
+    let awaited = client.lock("awaited").acquire().await.expect("a free lock");
+    assert!(tried.valid_for().max(awaited.valid_for()) <= Duration::from_secs(4));
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(held.is_held() && tried.is_held() && awaited.is_held());
+    held.renew_for(Duration::from_secs(60)).await.expect("it is held");
+    assert!(held.valid_for() <= Duration::from_secs(4));
+}
+
 /// The CPU time of this thread.
 fn time_of_this_thread() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
