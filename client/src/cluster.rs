@@ -193,17 +193,17 @@ impl Known {
         }
     }
 
-    /// Forgets the slot map, so that the next request asks other nodes before this one.
+    /// Forgets which slots a node serves, so that the next request for them asks other nodes before
+    /// this one. Meanwhile requests to other nodes do not wait.
     fn doubt(&self, info: &ConnectionInfo) {
+        let Some(address) = address_of(info) else { return };
         let mut state = self.state();
-        if let Some(address) = address_of(info) {
-            state.doubted.insert(address, self.common.clock.now());
-        }
-        state.slots = SlotMap::default();
+        state.slots.forget(&address);
+        state.doubted.insert(address, self.common.clock.now());
     }
 }
 
-/// A node. A refusal makes the cluster forget the slot map.
+/// A node. A refusal makes the cluster ask for the slot map.
 struct Member {
     info: ConnectionInfo,
     direct: Direct,

@@ -99,6 +99,12 @@ impl SlotMap {
         self.moved.insert(slot, address);
     }
 
+    /// Forgets which slots a node serves.
+    pub(crate) fn forget(&mut self, node: &Address) {
+        self.ranges.retain(|_, (_, address)| address != node);
+        self.moved.retain(|_, address| address != node);
+    }
+
     /// All known primaries.
     pub(crate) fn masters(&self) -> impl Iterator<Item = &Address> {
         self.ranges.values().map(|(_, address)| address).chain(self.moved.values())

@@ -24,16 +24,21 @@ fn node() -> Server {
 }
 
 pub(crate) async fn cluster() -> [Server; 2] {
-    let nodes = [node(), node()];
-    for (node, slots) in nodes.iter().zip([FIRST_HALF, SECOND_HALF]) {
+    cluster_of([FIRST_HALF, SECOND_HALF]).await
+}
+
+/// One master for each range of slots.
+async fn cluster_of<const N: usize>(ranges: [&str; N]) -> [Server; N] {
+    let nodes = ranges.map(|_| node());
+    for (node, slots) in nodes.iter().zip(ranges) {
         assert_eq!(node.client().call(format!("CLUSTER ADDSLOTSRANGE {slots}")), "OK");
+        let bus = node.client().call("CONFIG GET cluster-port").field("cluster-port").text();
+        assert_eq!(nodes[0].client().call(format!("CLUSTER MEET 127.0.0.1 {} {bus}", node.port())), "OK");
     }
-    let bus = nodes[1].client().call("CONFIG GET cluster-port").field("cluster-port").text();
-    assert_eq!(nodes[0].client().call(format!("CLUSTER MEET 127.0.0.1 {} {bus}", nodes[1].port())), "OK");
     for node in &nodes {
         eventually(|| {
             let info = node.client().call("CLUSTER INFO").text();
-            info.contains("cluster_state:ok") && info.contains("cluster_size:2")
+            info.contains("cluster_state:ok") && info.contains(&format!("cluster_size:{N}"))
         })
         .await;
     }
@@ -370,8 +375,8 @@ async fn waiter_for_a_migrated_key_gets_the_lock() {
 
 /// The client keeps trying to connect to the hanging node, for a second each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn timed_hung_node_does_not_delay_requests_to_others() {
-    let nodes = cluster().await;
+async fn timed_hung_nodes_do_not_delay_requests_to_others() {
+    let nodes = cluster_of([FIRST_HALF, "8192 15000", "15001 16383"]).await;
     for node in &nodes {
         assert_eq!(node.client().call("CONFIG SET cluster-node-timeout 600000"), "OK");
     }
@@ -379,11 +384,13 @@ async fn timed_hung_node_does_not_delay_requests_to_others() {
     let second = Duration::from_secs(1);
     let options = Client::builder().connect_timeout(second).command_timeout(second);
     let client = options.connect_cluster(&seeds.each_ref().map(String::as_str)).await.expect("a cluster");
-    for key in [ON_FIRST, ON_SECOND] {
+    // CRC16 of "d" is 11298.
+    for key in [ON_FIRST, ON_SECOND, "d"] {
         client.lock(key).try_acquire().await.expect("an answer").expect("free").release().await.expect("it was held");
     }
+    let all_hang = |work: &dyn Fn()| nodes[1].while_stopped(|| nodes[2].while_stopped(work));
     block_in_place(|| {
-        nodes[1].while_stopped(|| {
+        all_hang(&|| {
             let lock = client.lock(ON_SECOND);
             let hanging = tokio::spawn(async move { lock.acquire().await.map(drop) });
             for _ in 0..120 {
