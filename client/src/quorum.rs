@@ -266,7 +266,9 @@ impl QuorumLock {
 
     async fn acquire_until(&self, deadline: Option<Instant>) -> Result<QuorumGuard, Error> {
         loop {
-            let failure = match self.try_acquire().await {
+            let left = deadline.map_or(Duration::MAX, |until| (until - Instant::now()).saturating_add(SERVER_TIMEOUT));
+            let attempt = Self { server_timeout: self.server_timeout.min(left), ..self.clone() };
+            let failure = match attempt.try_acquire().await {
                 Ok(Some(guard)) => return Ok(guard),
                 Ok(None) => Error::Timeout,
                 // A majority is silent, as a single server is during its restart.

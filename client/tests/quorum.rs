@@ -166,6 +166,19 @@ async fn late_grant_does_not_revive_a_lost_guard() {
     assert!(!guard.is_held(), "it was lost");
 }
 
+/// The servers accept connections, and do not answer.
+#[tokio::test]
+async fn acquisition_waits_no_longer_than_its_timeout_for_hung_servers() {
+    let hung = [0, 1].map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let urls = hung.each_ref().map(|hung| format!("redis://{}/", hung.local_addr().expect("an address")));
+    let options = Client::builder().command_timeout(PATIENCE * 2);
+    let quorum = Quorum::connect(&options, &urls.each_ref().map(String::as_str)).expect("addresses");
+    let lock = quorum.lock("k").server_timeout(PATIENCE * 2);
+    let acquired = tokio::time::timeout(PATIENCE, lock.acquire_timeout(Duration::from_millis(100))).await;
+    let refused = acquired.expect("it ends").expect_err("no server answers");
+    assert_eq!(refused, Error::NoQuorum { granted: 0, servers: 2 });
+}
+
 #[tokio::test]
 async fn quorum_of_servers_that_cannot_grant_reports_why() {
     let mut servers: Vec<_> = (0..2).map(|_| Server::without_module(&[])).collect();
