@@ -1,7 +1,7 @@
 import { believed, type Stopwatch, MAX_TIMER_MS, Pauses, within } from './clock.js'
 import { firstKey, grant, integer, nextId, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
-import { LockError, LockLost, LockTimeout, Superseded, Unavailable } from './errors.js'
+import { LockError, LockLost, LockTimeout, Unavailable } from './errors.js'
 import { Holding } from './hold.js'
 import { sessionLease } from './options.js'
 
@@ -77,8 +77,7 @@ export class Acquisition {
       if (this.#stopped) throw this.#stopped
       return granted && new Holding(core, request, granted)
     } catch (error) {
-      // The newer request of the owner goes on, so its hold must not be released.
-      if (this.#unsure && !(error instanceof Superseded)) core.settle(request, this.#id, this.#lease, this.#asked)
+      if (this.#unsure) core.settle(request, this.#id, this.#lease, this.#asked)
       throw error
     } finally {
       this.stop(new LockError('the acquisition has ended'))
