@@ -59,16 +59,23 @@ fn waiter_is_granted_a_kept_lock_when_it_opens() {
 fn former_owner_and_operators_may_free_a_kept_lock() {
     for server in Server::for_each(WITH_KEEP) {
         let mut client = server.client();
-        for (free, answer) in
-            [("LOCK.RELEASE job a", 0), ("LOCK.RELEASE job a KEEP 0", 0), ("LOCK.FORCERELEASE job", 1), ("DEL job", 1)]
-        {
+        for (free, answer) in [
+            ("LOCK.RELEASE job a TOKEN", 0),
+            ("LOCK.RELEASE job a KEEP 0 TOKEN", 0),
+            ("LOCK.FORCERELEASE job", 1),
+            ("DEL job", 1),
+        ] {
             let token = client.acquire("job a PX 60000 REQ 1");
             for again in ["", " REQ 2", " REQ 2"] {
                 assert_eq!(client.call(format!("LOCK.RELEASE job a KEEP 600000 TOKEN {token}{again}")), 1);
             }
             client.call("LOCK.RELEASE job a KEEP 600000 REQ 1").expect_error("STALE");
             let mut waiter = server.waiter("LOCK.ACQUIRE job b PX 60000 BLOCK 0");
-            assert_eq!(client.call(free), answer, "{free}");
+            for other in ["", " KEEP 0", " REQ 3", " TOKEN 1"] {
+                client.call(format!("LOCK.RELEASE job a{other}")).expect_error("NOTOWNER");
+            }
+            let free = free.replace("TOKEN", &format!("TOKEN {token}"));
+            assert_eq!(client.call(free.as_str()), answer, "{free}");
             waiter.reply().int();
             client.call("LOCK.RELEASE job b").int();
         }
@@ -134,14 +141,14 @@ fn hold_acquired_twice_cannot_be_kept() {
 
 /// Rule K3.
 #[test]
-fn mrelease_frees_a_kept_key() {
+fn mrelease_with_tokens_frees_a_kept_key() {
     let server = Server::start();
     let mut client = server.client();
-    for key in ["job", "other"] {
-        client.call(format!("RLOCK.ACQUIRE {key} a PX 60000")).int();
-    }
+    let [job, other] = ["job", "other"].map(|key| client.call(format!("RLOCK.ACQUIRE {key} a PX 60000")).int());
     client.call("RLOCK.RELEASE job a KEEP 600000").int();
-    assert_eq!(client.call("RLOCK.MRELEASE 2 job other a"), Reply::Array(vec![Reply::Int(0), Reply::Int(0)]));
+    client.call("RLOCK.MRELEASE 2 job other a").expect_error("NOTOWNER");
+    let freed = client.call(format!("RLOCK.MRELEASE 2 job other a TOKENS {job} {other}"));
+    assert_eq!(freed, Reply::Array(vec![Reply::Int(0), Reply::Int(0)]));
     assert_eq!(client.call("EXISTS job other"), 0);
 }
 
@@ -164,7 +171,7 @@ fn kept_lock_stays_closed_after_replication_restart_and_restore() {
         let mut server = Server::with_aof(&["appendfsync always"]).speaking(*family);
         let replica = Server::replica_of(&server, &[]).speaking(*family);
         let mut client = server.client();
-        client.acquire("job a PX 60000");
+        let token = client.acquire("job a PX 60000");
         client.call("LOCK.RELEASE job a KEEP 600000").int();
         let payload = client.call("DUMP job").bytes().to_vec();
         let restore: Command = [b"RESTORE".as_slice(), b"copy", b"0", &payload].into();
@@ -176,7 +183,7 @@ fn kept_lock_stays_closed_after_replication_restart_and_restore() {
             for key in ["job", "copy"] {
                 assert_eq!(client.call(format!("LOCK.ACQUIRE {key} a")), Reply::Nil);
                 assert!(client.call(format!("LOCK.PTTL {key}")).int() > 60_000);
-                assert_eq!(client.call(format!("LOCK.RELEASE {key} a")), 0);
+                assert_eq!(client.call(format!("LOCK.RELEASE {key} a TOKEN {token}")), 0);
             }
         }
     }

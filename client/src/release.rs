@@ -1,5 +1,6 @@
 //! Releases a hold. A release whose caller is dropped goes on in the background.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::Error;
 use crate::clock::Moment;
 use crate::core::Pauses;
-use crate::hold::Hold;
 use crate::identity::next_id;
 use crate::owners::{self, Desks, Turn};
 use crate::request::Request;
@@ -22,7 +22,7 @@ use crate::wire;
 #[derive(Clone)]
 pub(crate) struct Release {
     /// While it lives, later requests of a named owner find it, and wait for this release.
-    pub(crate) _hold: Arc<Hold>,
+    pub(crate) _hold: Arc<dyn Any + Send + Sync>,
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Arc<[u64]>,
     /// The desks of a named owner.

@@ -39,20 +39,26 @@ impl ReleaseTarget {
     fn under(at: &At<'_, '_, impl Keyspace>, request: &Release<'_>) -> Result<Option<Self>, Refusal> {
         let hold = at.value().hold_or_kept(request.kind, request.owner, request.mode, at.now)?;
         let hold = hold.filter(|hold| is_meant(request.tokens, at.id.0, hold.token()));
-        hold.map(|hold| Self::of(hold, request)).transpose()
+        Ok(hold.map(|hold| Self::of(hold, request)).transpose()?.flatten())
     }
 
-    fn of(hold: &Hold, request: &Release<'_>) -> Result<Self, Refusal> {
-        let is_kept = hold.phase() == Phase::Kept && request.keep_ms.is_some();
-        let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)? || is_kept;
+    /// `None` if the lock is kept and the request does not name its token: it is about another,
+    /// later request of the former owner.
+    fn of(hold: &Hold, request: &Release<'_>) -> Result<Option<Self>, Refusal> {
+        let is_kept = hold.phase() == Phase::Kept;
+        let keeps = request.keep_ms.is_some();
+        let is_repeat = admission::is_repeat(hold, request.request_id, request.verb)? || is_kept && keeps;
+        if is_kept && !is_repeat && request.tokens.is_empty() {
+            return Ok(None);
+        }
         let count = hold.count();
         if !is_repeat && count < request.count {
             return Err(Refusal::CountUnderflow { held: count });
         }
-        if !is_repeat && request.keep_ms.is_some() && count > request.count {
+        if !is_repeat && keeps && count > request.count {
             return Err(Refusal::KeepsReentered { held: count });
         }
-        Ok(Self { token: hold.token(), count, is_repeat })
+        Ok(Some(Self { token: hold.token(), count, is_repeat }))
     }
 }
 

@@ -159,7 +159,7 @@ impl Beside {
                 self.acquire(key, owner, &request, span_ms);
             }
             6 | 7 => {
-                let (tokens, is_meant) = self.meant(key, owner, mode, how);
+                let (tokens, names_token) = self.meant(key, owner, mode, how);
                 let request_id = (id > 0).then_some(id);
                 let who = [owner];
                 let keep_ms = short_ms.filter(|_| mode == Mode::Exclusive);
@@ -169,14 +169,15 @@ impl Beside {
                 let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0]));
                 let expected = match &mut self.spec {
                     Spec::Plain(oracles) => {
-                        oracles[key].release(owner, Back { mode, count, id: request_id, is_meant, keep_ms }, now_ms)
+                        oracles[key].release(owner, Back { mode, count, id: request_id, names_token, keep_ms }, now_ms)
                     }
-                    Spec::Fair(oracle) => oracle.release(owner, request_id, is_meant, keep_ms, now_ms),
+                    Spec::Fair(oracle) => oracle.release(owner, request_id, names_token, keep_ms, now_ms),
                 };
                 assert_eq!(told, expected, "the answer to RELEASE");
             }
             8 => {
-                let (tokens, is_meant) = self.meant(key, owner, mode, how);
+                let (tokens, names_token) = self.meant(key, owner, mode, how);
+                let is_meant = names_token != Some(false);
                 let lease_ms = u64::from(how & 63) + 1;
                 let request = Renew { kind, owner: &[owner], mode, lease_ms: Some(lease_ms), tokens: &tokens };
                 let client = Some(self.client(owner));
@@ -298,17 +299,17 @@ impl Beside {
         }
     }
 
-    /// The TOKEN option, if given, and whether a hold may have that token.
-    fn meant(&self, key: usize, owner: u8, mode: Mode, how: u8) -> (Vec<u64>, bool) {
+    /// The TOKEN option, and if there is one, whether a hold may have that token.
+    fn meant(&self, key: usize, owner: u8, mode: Mode, how: u8) -> (Vec<u64>, Option<bool>) {
         let lock = self.world.values.get(name(key).name.as_slice());
         let held = lock.and_then(|lock| {
             let mut live = live(lock, self.world.now);
             live.find(|hold| hold.owner().as_slice() == [owner] && hold.mode() == mode)
         });
         match (how >> 6, held) {
-            (0 | 1, _) => (Vec::new(), true),
-            (2, Some(hold)) => (vec![hold.token()], true),
-            (_, held) => (vec![held.map_or(1, |hold| hold.token() - 1)], false),
+            (0 | 1, _) => (Vec::new(), None),
+            (2, Some(hold)) => (vec![hold.token()], Some(true)),
+            (_, held) => (vec![held.map_or(1, |hold| hold.token() - 1)], Some(false)),
         }
     }
 

@@ -214,8 +214,8 @@ impl Oracle {
         Told::Waits
     }
 
-    fn release(&mut self, owner: u8, id: Option<u64>, is_meant: bool, keep_ms: Option<u64>) -> Told {
-        if self.holder.as_ref().is_none_or(|holder| holder.owner != owner) || !is_meant {
+    fn release(&mut self, owner: u8, id: Option<u64>, is_meant: Option<bool>, keep_ms: Option<u64>) -> Told {
+        if self.holder.as_ref().is_none_or(|holder| holder.owner != owner) || is_meant == Some(false) {
             return Told::NotOwner;
         }
         let repeated = match self.mark(owner, id, Verb::Release) {
@@ -228,6 +228,9 @@ impl Oracle {
         }
         if keep_ms.is_some() && holder.is_kept {
             return Told::Left(1);
+        }
+        if holder.is_kept && is_meant.is_none() {
+            return Told::NotOwner;
         }
         if keep_ms.is_some() && holder.count > 1 {
             return Told::Reentered;
@@ -374,7 +377,7 @@ fn run_oracle(oracle: &mut Oracle, step: &Step) -> Option<Told> {
             Some(oracle.acquire(owner, lease_ms, (block_ms, claim_ms), request_id, is_once))
         }
         Step::Release { owner, request_id, is_meant, keep_ms } => {
-            Some(oracle.release(owner, request_id, is_meant != Some(false), keep_ms))
+            Some(oracle.release(owner, request_id, is_meant, keep_ms))
         }
         Step::Renew { owner, lease_ms } => Some(oracle.renew(owner, lease_ms)),
         Step::Force => {

@@ -45,7 +45,7 @@ impl Worker {
         self.release_by_token(&party, 1, token);
     }
 
-    fn release_by_token(&mut self, party: &Party, count: u32, token: u64) -> Outcome {
+    pub(super) fn release_by_token(&mut self, party: &Party, count: u32, token: u64) -> Outcome {
         let permits = Self::permits(party, count);
         let words = format!("{}{permits} TOKEN {token}", self.words(party, "RELEASE"));
         self.ask(party, &words, Call::Release { count, token: Some(token), request_id: None })

@@ -308,15 +308,13 @@ impl Worker {
     }
 
     /// Keeps a lock closed after its hold has ended, until its time is over or its former owner
-    /// frees it.
+    /// frees it with its token.
     pub(super) fn keep_closed(&mut self) -> Result<()> {
         // On a key that no other client uses, no other request makes the server notice the end.
         let is_alone = rand::Rng::random_bool(&mut self.random, 0.3);
         let mut party =
             if is_alone { self.own_party() } else { self.party(|kind| matches!(kind, Kind::Mutex | Kind::Fair)) };
-        if !self.acquire(&mut party, Wish::WAIT) {
-            return Ok(());
-        }
+        let Some(token) = self.acquire_token(&mut party, Wish::WAIT) else { return Ok(()) };
         let keep_ms = rand::Rng::random_range(&mut self.random, 1..=LONGEST_KEEP_MS);
         if self.release_and_keep(&party, keep_ms) != Outcome::Number(1) {
             return Ok(());
@@ -325,19 +323,24 @@ impl Worker {
         let next = if is_alone { Some(self.stand_in_line(0)?) } else { None };
         // The owner's own wait would be behind the other request, which releases its grant only
         // later.
-        let last = if is_alone { 4 } else { 5 };
+        let last = if is_alone { 5 } else { 6 };
         match rand::Rng::random_range(&mut self.random, 0..=last) {
             0 => {}
-            1 => self.release_and_remember(party, 1),
+            1 => {
+                self.release_by_token(&party, 1, token);
+            }
             2 => {
-                self.release_and_keep(&party, LONGEST_KEEP_MS);
+                self.release(&party, 1, None);
             }
             3 => {
+                self.release_and_keep(&party, LONGEST_KEEP_MS);
+            }
+            4 => {
                 self.renew(&party, LONGEST_KEEP_MS);
                 self.look(&party);
             }
             tries => {
-                if self.acquire(&mut party, if tries == 4 { Wish::TRY } else { Wish::WAIT }) {
+                if self.acquire(&mut party, if tries == 5 { Wish::TRY } else { Wish::WAIT }) {
                     self.release(&party, 1, None);
                 }
             }

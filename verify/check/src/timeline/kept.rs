@@ -1,5 +1,5 @@
 //! RELEASE with KEEP: the hold ends, and the lock stays closed to every owner until its time is
-//! over or its former owner frees it.
+//! over or its former owner frees it with its token.
 
 use super::owner::{Held, Owner, believe, lost};
 use super::{Timeline, US_PER_MS};
@@ -55,5 +55,14 @@ impl Owner<'_> {
             }
             _ => timeline.may_be_held(held.possible_from_us, held.possible_until_us.max(possible_until_us)),
         }
+    }
+}
+
+/// Reports a RELEASE without TOKEN that freed the lock that its owner keeps closed.
+pub(super) fn check_still_kept(one: &Operation, violations: &mut Vec<Violation>) {
+    if let Outcome::Number(_) = one.outcome {
+        let Operation { owner, key, outcome, .. } = one;
+        let story = format!("{owner} keeps key {key} closed, and its RELEASE without TOKEN was answered {outcome:?}");
+        violations.push(Violation { rule: Rule::TokenIsMeant, story });
     }
 }

@@ -1,5 +1,6 @@
 //! The known state of one owner of one key, from its calls so far.
 
+use super::kept::check_still_kept;
 use super::meant::{Cancelled, check_untouched};
 use super::spans::{Belief, Possible};
 use super::{SLACK_US, Timeline, US_PER_MS};
@@ -147,6 +148,9 @@ impl<'h> Owner<'h> {
                 if self.means_another(one, token) =>
             {
                 check_untouched(one, token, violations);
+            }
+            Call::Release { token: None, .. } if self.held[one.mode as usize].is_none() && self.kept.is_some() => {
+                check_still_kept(one, violations);
             }
             Call::Release { count, request_id, .. } => self.release(one, count, request_id, timeline, violations),
             Call::Keep { keep_ms } => self.keep(one, keep_ms, timeline, violations),

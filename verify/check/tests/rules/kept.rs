@@ -1,5 +1,5 @@
 //! A lock that was released with KEEP admits no owner until its time is over or its former owner
-//! frees it.
+//! frees it with its token.
 
 use crate::scripted::{ALONE, Scripted, acquire};
 use rlock_check::history::{Call, Outcome, Rule};
@@ -43,12 +43,12 @@ fn kept_lock_opens_when_its_time_is_over() {
 
 #[test]
 fn former_owner_frees_a_kept_lock() {
-    let freed = |left| kept().released(1, ALONE, 200, left);
+    let release = Call::Release { count: 1, token: Some(5), request_id: None };
+    let freed = |left| kept().call(1, ALONE, 200, 201, release, Outcome::Number(left));
     assert_eq!(freed(0).granted(2, ALONE, 201, 6).broken(), []);
     assert_eq!(freed(1).broken(), [Rule::CountsAreRight]);
     let waits = freed(0).call(2, ALONE, 150, 2_250, acquire(1, Some(8_000), None), Outcome::Granted(6));
     assert_eq!(waits.broken(), [Rule::NoLostWakeUp]);
-    let release = Call::Release { count: 1, token: None, request_id: None };
     let broken = |at_ms: u64, outcome| kept().call(1, ALONE, at_ms, at_ms + 1, release, outcome).broken();
     assert_eq!(broken(1_000, Outcome::NotOwner), [Rule::HoldIsKept]);
     assert_eq!(broken(1_105, Outcome::NotOwner), []);
@@ -57,6 +57,15 @@ fn former_owner_frees_a_kept_lock() {
     let of_another_hold = Call::Release { count: 1, token: Some(4), request_id: None };
     let history = kept().call(1, ALONE, 200, 201, of_another_hold, Outcome::Number(0));
     assert_eq!(history.broken(), [Rule::TokenIsMeant]);
+}
+
+#[test]
+fn release_without_token_does_not_free_a_kept_lock() {
+    let release = Call::Release { count: 1, token: None, request_id: None };
+    let history = |outcome| kept().call(1, ALONE, 200, 201, release, outcome);
+    assert_eq!(history(Outcome::NotOwner).broken(), []);
+    assert_eq!(history(Outcome::NotOwner).granted(2, ALONE, 300, 6).broken(), [Rule::Exclusion]);
+    assert_eq!(history(Outcome::Number(0)).broken(), [Rule::TokenIsMeant]);
 }
 
 #[test]

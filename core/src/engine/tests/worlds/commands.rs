@@ -216,7 +216,7 @@ impl SmallWorld {
 
     fn give_back(&mut self, (key, owner, mode): Whose, id: Option<u64>, means: Means, keep_ms: Option<u64>) {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
-        let (tokens, is_meant) = self.meant(key, owner, mode, means);
+        let (tokens, names_token) = self.meant(key, owner, mode, means);
         let whose = (key, owner, mode);
         let known = self.expect(whose, id, Verb::Release);
         let request = Release {
@@ -234,10 +234,12 @@ impl SmallWorld {
         if matches!(told, Told::Left(1..)) {
             self.remember(whose, id, Verb::Release);
         }
-        assert!(is_meant || !matches!(told, Told::Left(_)), "a hold is released by its own token");
+        assert!(names_token != Some(false) || !matches!(told, Told::Left(_)), "a hold is released by its own token");
         let expected = match &mut self.spec {
-            Spec::Plain(oracles) => oracles[key].release(owner, Back { mode, count: 1, id, is_meant, keep_ms }, now_ms),
-            Spec::Fair(oracles) => oracles[key].release(owner, id, is_meant, keep_ms, now_ms),
+            Spec::Plain(oracles) => {
+                oracles[key].release(owner, Back { mode, count: 1, id, names_token, keep_ms }, now_ms)
+            }
+            Spec::Fair(oracles) => oracles[key].release(owner, id, names_token, keep_ms, now_ms),
             Spec::None => told,
         };
         assert_eq!(told, expected, "the answer to RELEASE");
@@ -248,7 +250,8 @@ impl SmallWorld {
 
     pub(super) fn renew(&mut self, key: usize, owner: u8, mode: Mode, means: Means) {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
-        let (tokens, is_meant) = self.meant(key, owner, mode, means);
+        let (tokens, names_token) = self.meant(key, owner, mode, means);
+        let is_meant = names_token != Some(false);
         let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &tokens };
         self.world.client = Some(self.client(owner));
         let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
@@ -264,16 +267,17 @@ impl SmallWorld {
         assert_eq!(renewed.is_ok(), matches!(expected, Told::Left(_)), "the answer to RENEW");
     }
 
-    /// The TOKEN argument, and whether it matches an existing hold.
-    fn meant(&mut self, key: usize, owner: u8, mode: Mode, means: Means) -> (Vec<u64>, bool) {
+    /// The TOKEN argument, and if there is one, whether it matches an existing hold or a kept lock.
+    fn meant(&mut self, key: usize, owner: u8, mode: Mode, means: Means) -> (Vec<u64>, Option<bool>) {
         self.lost.retain(|(of, by, _)| (*of, *by) != (key, owner));
         let now = self.world.now;
         let lock = self.world.lock(&name(key));
-        let token = lock.and_then(|lock| lock.live_hold(&[owner], mode, now)).map(Hold::token);
+        let hold = lock.and_then(|lock| lock.hold(&[owner], mode)).filter(|hold| hold.is_live(now));
+        let token = hold.map(Hold::token);
         match means {
-            Means::Any => (Vec::new(), true),
-            Means::Own => (token.into_iter().chain([1]).take(1).collect(), token.is_some()),
-            Means::Earlier => (token.map(|token| token - 1).into_iter().chain([1]).take(1).collect(), false),
+            Means::Any => (Vec::new(), None),
+            Means::Own => (token.into_iter().chain([1]).take(1).collect(), Some(token.is_some())),
+            Means::Earlier => (token.map(|token| token - 1).into_iter().chain([1]).take(1).collect(), Some(false)),
         }
     }
 }

@@ -235,6 +235,7 @@ fn claims_and_kept_locks_match_the_oracle() {
         for owner in 0..owners {
             actions.push(Action::Renew { key: 0, owner, mode: Mode::Exclusive });
             actions.extend([None, Some(2)].map(|id| Action::Keep { key: 0, owner, id }));
+            actions.push(Action::ReleaseToken { key: 0, owner, mode: Mode::Exclusive, means: Means::Own });
         }
         let (mode, id) = (Mode::Exclusive, Some(1));
         actions.push(Action::Acquire { key: 0, owner: 0, mode, count: 1, ask: Asks::Claim, id });

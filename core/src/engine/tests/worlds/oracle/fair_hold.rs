@@ -11,18 +11,20 @@ impl FairOracle {
         &mut self,
         owner: u8,
         id: Option<u64>,
-        is_meant: bool,
+        names_token: Option<bool>,
         keep_ms: Option<u64>,
         now_ms: u64,
     ) -> Told {
         self.settle_if_told(now_ms);
-        if let Some(told) = Kept::release(&mut self.kept, owner, is_meant, (id, keep_ms.is_some()), now_ms) {
+        if let Some(told) = Kept::release(&mut self.kept, owner, names_token, (id, keep_ms.is_some()), now_ms) {
             if matches!(told, Told::Left(_)) {
                 self.settle(now_ms);
             }
             return told;
         }
-        let Some((_, count, _)) = self.find_hold(owner, is_meant, now_ms) else { return Told::NotOwner };
+        let Some((_, count, _)) = self.find_hold(owner, names_token != Some(false), now_ms) else {
+            return Told::NotOwner;
+        };
         let count = *count;
         let left = match is_repeat(self.mark, id, Verb::Release) {
             Err(stale) => return stale,

@@ -27,8 +27,8 @@ pub(crate) struct Back {
     pub(crate) mode: Mode,
     pub(crate) count: u32,
     pub(crate) id: Option<u64>,
-    /// `false` with a token other than that of the hold, as if there were no hold.
-    pub(crate) is_meant: bool,
+    /// Whether TOKEN, if given, is that of the hold. With another one it is as if there were no hold.
+    pub(crate) names_token: Option<bool>,
     /// KEEP.
     pub(crate) keep_ms: Option<u64>,
 }
@@ -75,15 +75,17 @@ impl Oracle {
     }
 
     pub(crate) fn release(&mut self, owner: u8, back: Back, now_ms: u64) -> Told {
-        let Back { mode, count, id, is_meant, keep_ms } = back;
+        let Back { mode, count, id, names_token, keep_ms } = back;
         self.act_on_what_was_told(now_ms);
-        if let Some(told) = Kept::release(&mut self.kept, owner, is_meant, (id, keep_ms.is_some()), now_ms) {
+        if let Some(told) = Kept::release(&mut self.kept, owner, names_token, (id, keep_ms.is_some()), now_ms) {
             if matches!(told, Told::Left(_)) {
                 self.settle(now_ms);
             }
             return told;
         }
-        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| is_meant) else { return self.no_hold() };
+        let Some(at) = self.use_hold(owner, mode, now_ms).filter(|_| names_token != Some(false)) else {
+            return self.no_hold();
+        };
         match is_repeat(self.holds[at].mark, id, Verb::Release) {
             Err(stale) => return stale,
             Ok(true) => {

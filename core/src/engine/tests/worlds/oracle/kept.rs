@@ -20,18 +20,19 @@ impl Kept {
     }
 
     /// The answer to a release of its former owner, with KEEP or without; `None` if the release
-    /// does not refer to a kept lock. Without KEEP it frees the lock.
+    /// does not refer to a kept lock. With TOKEN and without KEEP it frees the lock.
     pub(super) fn release(
         kept: &mut Option<Self>,
         owner: u8,
-        is_meant: bool,
+        names_token: Option<bool>,
         (id, keeps): (Option<u64>, bool),
         now_ms: u64,
     ) -> Option<Told> {
-        let known = Self::at(*kept, now_ms).filter(|known| known.owner == owner && is_meant)?;
+        let known = Self::at(*kept, now_ms).filter(|known| known.owner == owner && names_token != Some(false))?;
         Some(match is_repeat(known.mark, id, Verb::Release) {
             Err(stale) => stale,
             Ok(is_repeat) if is_repeat || keeps => Told::Left(1),
+            Ok(_) if names_token.is_none() => Told::NotOwner,
             Ok(_) => {
                 *kept = None;
                 Told::Left(0)
