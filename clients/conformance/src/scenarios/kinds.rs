@@ -326,6 +326,9 @@ async fn note(w: &World) -> Result<(), Broken> {
 
 /// The options that the rules demand of each command.
 async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
+    // A JVM loads its classes.
+    let before = w.client(&w.server.url()).await?;
+    before.acquire("mutex", "before", json!({"wait_ms": 20_000})).await?.release().await?;
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
     for lease_ms in [1000, 9000] {
