@@ -34,7 +34,7 @@ pub enum Fault {
     ClosesNothing,
     /// Sessions are not requested.
     IgnoresSession,
-    /// What a cancelled acquisition may hold is released with an id that is higher than those of later acquisitions.
+    /// The RELEASE that settles a cancelled acquisition has a higher id than later acquisitions.
     SettlesWithHighId,
 }
 

@@ -31,10 +31,10 @@ const CAUGHT: [(&str, &str, &str); 28] = [
     ("ignores-session", "killed-with-session", "B13"),
     ("settles-with-high-id", "settle-then-acquire", "B4"),
     ("settles-with-high-id", "settle-then-acquire-two-clients", "B4"),
-    ("settles-with-high-id", "settle-then-acquire-semaphore", "B4"),
+    ("settles-with-high-id", "settle-then-acquire-semaphore", "B11"),
     ("settles-with-high-id", "settle-then-acquire-superseded", "B4"),
     ("settles-with-high-id", "settle-then-acquire-lost-reply", "B4"),
-    ("settles-with-high-id", "settle-then-acquire-refused", "B4"),
+    ("settles-with-high-id", "settle-then-acquire-refused", "B11"),
     ("settles-with-high-id", "words-on-the-wire", "B11"),
 ];
 

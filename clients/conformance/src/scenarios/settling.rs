@@ -76,7 +76,7 @@ async fn stands(w: &World, kind: &str, hold: &Hold, other: &Client) -> Result<()
     hold.is_held("B11", "an earlier acquisition of its owner was settled").await?;
     other.is_refused(kind, &keys, json!({"wait_ms": 0})).await?;
     hold.release().await?;
-    // What is left would stay for the lease.
+    // A hold that was left behind would stay for its lease.
     match other.outcome(kind, &keys, json!({"wait_ms": 1500})).await? {
         Outcome::Acquired(next) => next.release().await,
         outcome => Err(Broken::new("B3 B11", format!("{kind} {keys:?} is held after its release: {outcome}"))),

@@ -50,7 +50,7 @@ MAX_IDLE = 16  # Connections kept open, for each server.
 FOREVER = math.inf
 
 # The ids of an owner must rise, also over a restart of the process. The id after each drawn one belongs to it: the
-# RELEASE of an acquisition uses it, and is thereby below all later acquisitions of the process.
+# RELEASE of an acquisition uses it. So that RELEASE has a lower id than all later acquisitions of the process.
 _ids = itertools.count(time.time_ns() // 1000, 2)
 _clients: weakref.WeakSet[Base[Any, Any, Any]] = weakref.WeakSet()
 

@@ -62,7 +62,7 @@ impl Owner<'_> {
 pub(super) fn check_still_kept(one: &Operation, violations: &mut Vec<Violation>) {
     if let Outcome::Number(_) = one.outcome {
         let Operation { owner, key, outcome, .. } = one;
-        let story = format!("{owner} keeps key {key} closed, and its RELEASE without TOKEN was answered {outcome:?}");
+        let story = format!("{owner} keeps key {key} closed, and its RELEASE without TOKEN returned {outcome:?}");
         violations.push(Violation { rule: Rule::TokenIsMeant, story });
     }
 }
