@@ -39,8 +39,10 @@ async fn sleep_at_work(w: &World) -> Result<(), Broken> {
     let sleeper = w.another_program().await?;
     let one = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
     let other = w.client(&w.server.url()).await?;
-    let options = || json!({"tasks": 2, "for_ms": 4500, "hold_ms": 20, "wait_ms": 5000, "lease_ms": 600});
-    let calls = [one.work("mutex", "k", options()), other.work("mutex", "k", options())];
+    // The sleeper has one task and holds for longer, so that most sleeps begin in a hold and the
+    // server then grants the lock to the other process.
+    let work = |hold_ms: u32| json!({"for_ms": 4500, "hold_ms": hold_ms, "wait_ms": 5000, "lease_ms": 600});
+    let calls = [one.work("mutex", "k", work(100)), other.work("mutex", "k", work(20))];
     for _ in 0..3 {
         pause(rand::random_range(100..300)).await;
         sleeper.stop().await;
