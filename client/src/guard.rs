@@ -199,8 +199,8 @@ impl<K: Keepable> Guard<K> {
     /// [`Error::Unavailable`] it may be.
     ///
     /// [`Error::Argument`] if other guards share the hold; [`Error::Refused`] with `ERR` if another
-    /// client holds the lock for the same owner. Both release only this guard's share, and do not
-    /// keep the lock closed.
+    /// client holds the lock for the same [shared owner](crate::Lock::shared_owner). Both release
+    /// only this guard's share, and do not keep the lock closed.
     ///
     /// [`Error::Argument`] if `keep` is out of range; the lock is then released in the background.
     pub async fn release_and_keep(self, keep: Duration) -> Result<(), Error> {

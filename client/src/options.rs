@@ -42,6 +42,8 @@ pub(crate) struct Options {
     /// The end of `max_hold` of the guard that this acquisition upgrades or downgrades.
     pub(crate) ends_by: Option<Moment>,
     pub(crate) owner: Option<Arc<[u8]>>,
+    /// Whether other clients use the owner too.
+    pub(crate) is_owner_shared: bool,
     pub(crate) note: Option<Arc<[u8]>>,
     pub(crate) replicas: Option<(u32, Duration)>,
     /// How long a fair lock keeps the place of a waiter whose connection has closed.
@@ -57,6 +59,7 @@ impl Default for Options {
             max_hold: None,
             ends_by: None,
             owner: None,
+            is_owner_shared: false,
             note: None,
             replicas: None,
             place_grace: None,
@@ -137,11 +140,28 @@ macro_rules! option_methods {
         /// in a cycle, the server refuses with [`Error::Deadlock`](crate::Error::Deadlock).
         ///
         /// An owner stands for one thread of control, with one request at a time per key: while it
-        /// waits, its releases of that key wait too. Requests of one owner from different clients
-        /// end each other with [`Error::Superseded`](crate::Error::Superseded).
+        /// waits, its releases of that key wait too. If several clients use the owner at the same
+        /// time, they share one hold, which the first release ends; see
+        /// [`shared_owner`](Self::shared_owner).
         #[must_use]
         pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {
-            self.options_mut().owner = Some(owner.as_ref().into());
+            let options = self.options_mut();
+            (options.owner, options.is_owner_shared) = (Some(owner.as_ref().into()), false);
+            self
+        }
+
+        /// As [`owner`](Self::owner), for an owner that several clients use at the same time: a
+        /// program that holds the lock passes the owner to the programs that it starts. The server
+        /// counts their holds, and the lock is free when each of them has released it. They must not
+        /// wait at the same time: a newer request for a key ends an older one with
+        /// [`Error::Superseded`](crate::Error::Superseded).
+        ///
+        /// After a lost connection the server may have counted a hold that no client has. It lasts
+        /// until the lease ends.
+        #[must_use]
+        pub fn shared_owner(mut self, owner: impl AsRef<[u8]>) -> Self {
+            let options = self.options_mut();
+            (options.owner, options.is_owner_shared) = (Some(owner.as_ref().into()), true);
             self
         }
 

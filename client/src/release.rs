@@ -104,7 +104,7 @@ impl Releasing {
                 return if is_done { Ok(()) } else { Err(Error::Lost) };
             }
             if error.code() == "ERR" && self.release.keep.take().is_some() {
-                // Another client holds the lock for the same owner, so only this client's count
+                // Another client holds the lock for the same shared owner, so only this client's count
                 // remains to be released.
                 self.id = None;
                 return Box::pin(self.ask()).await.and(Err(error));

@@ -33,9 +33,9 @@ impl Request {
     }
 
     pub(crate) fn acquire(&self, request_id: u64, ask: Ask<'_>) -> Cmd {
-        let Options { session_grace, place_grace, note, .. } = &self.options;
-        let (session_grace, place_grace, note) = (*session_grace, *place_grace, note.as_deref());
-        self.subject.acquire(Acquire { lease: self.lease, session_grace, place_grace, ask, request_id, note })
+        let Options { session_grace, place_grace, is_owner_shared: counts, note, .. } = &self.options;
+        let (session_grace, place_grace, counts, note) = (*session_grace, *place_grace, *counts, note.as_deref());
+        self.subject.acquire(Acquire { lease: self.lease, session_grace, place_grace, ask, counts, request_id, note })
     }
 
     /// Sends a command once, and waits for at most `command_timeout` or `within`.

@@ -68,6 +68,8 @@ pub(crate) struct Acquire<'a> {
     pub(crate) session_grace: Option<Duration>,
     pub(crate) place_grace: Option<Duration>,
     pub(crate) ask: Ask<'a>,
+    /// Whether each request of the owner counts as a hold of its own (otherwise `ONCE`).
+    pub(crate) counts: bool,
     pub(crate) request_id: u64,
     pub(crate) note: Option<&'a [u8]>,
 }
@@ -139,6 +141,9 @@ impl Subject {
         }
         if let Some(grace) = options.session_grace {
             command.arg("SESSION").arg(ms(grace));
+        }
+        if !options.counts {
+            command.arg("ONCE");
         }
         command.arg("REQ").arg(options.request_id);
         if let Some(note) = options.note {
@@ -308,6 +313,7 @@ mod tests {
             session_grace: None,
             place_grace: None,
             ask,
+            counts: false,
             request_id: 7,
             note: None,
         }
@@ -316,32 +322,35 @@ mod tests {
     #[test]
     fn commands_match_the_module() {
         let mutex = subject(Family::Mutex, &["k"], 1);
-        assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 REQ 7");
+        assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 ONCE REQ 7");
         assert_eq!(words(&mutex.release(&[9], 1, 0, 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
         assert_eq!(words(&mutex.release(&[9], 1, 50, 8)), "RLOCK.RELEASE k me REQ 8 KEEP 50 TOKEN 9");
         assert_eq!(ms(Duration::from_nanos(1)), 1, "it rounds up");
         let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
         assert_eq!(
             words(&mutex.acquire(bound)),
-            "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 2000 SESSION 0 REQ 7"
+            "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 2000 SESSION 0 ONCE REQ 7"
         );
 
         let noted = Acquire { note: Some(b"host-1"), ..options(Ask::Once) };
-        assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 3000 REQ 7 NOTE host-1");
+        assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 3000 ONCE REQ 7 NOTE host-1");
 
         let fair = subject(Family::Fair, &["k"], 1);
         assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me REQ 7");
 
         let write = subject(Family::Write, &["k"], 1);
-        assert_eq!(words(&write.acquire(options(Ask::Once))), "RRWLOCK.ACQUIRE k me WRITE PX 3000 REQ 7");
+        assert_eq!(words(&write.acquire(options(Ask::Once))), "RRWLOCK.ACQUIRE k me WRITE PX 3000 ONCE REQ 7");
         assert_eq!(words(&write.renew(&[9], Duration::from_secs(1))), "RRWLOCK.RENEW k me WRITE PX 1000 TOKEN 9");
 
         let semaphore = subject(Family::Semaphore, &["k"], 3);
-        assert_eq!(words(&semaphore.acquire(options(Ask::Once))), "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 REQ 7");
+        assert_eq!(
+            words(&semaphore.acquire(options(Ask::Once))),
+            "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 ONCE REQ 7"
+        );
         assert_eq!(words(&semaphore.release(&[9], 3, 0, 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
 
         let many = subject(Family::Mutex, &["a", "b"], 1);
-        assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 REQ 7");
+        assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 ONCE REQ 7");
         assert_eq!(words(&many.cancel(7)), "RLOCK.CANCEL a me REQ 7");
         assert_eq!(words(&many.renew(&[8, 9], Duration::from_secs(1))), "RLOCK.MRENEW 2 a b me PX 1000 TOKENS 8 9");
     }
@@ -351,7 +360,7 @@ mod tests {
     fn bounded_wait_never_sends_block_0() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         let last = mutex.acquire(options(Ask::Wait(Some(Duration::ZERO), "c")));
-        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 2000 REQ 7");
+        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 2000 ONCE REQ 7");
     }
 
     #[test]

@@ -94,17 +94,35 @@ async fn request_id_is_drawn_when_the_request_is_sent() {
     for waits in [false, true] {
         proxy.set(|direction, _| if direction == Direction::ToServer { Fate::Stall } else { Fate::Pass });
         kill_connections(&server);
-        let lock = late.lock("k").owner("me");
+        let lock = late.lock("k").shared_owner("me");
         let asking =
             tokio::spawn(async move { if waits { lock.acquire().await.map(Some) } else { lock.try_acquire().await } });
         // The request opens a connection.
         eventually(|| connections(&server) == 1).await;
-        let guard = next.lock("k").owner("me").acquire().await.expect("free");
+        let guard = next.lock("k").shared_owner("me").acquire().await.expect("free");
         proxy.clear();
         let late = asking.await.expect("no panic").expect("the owner holds the lock");
         assert_eq!(holds(&server), 2, "waits: {waits}");
         late.expect("a grant").release().await.expect("it was held");
         guard.release().await.expect("it was held");
+    }
+}
+
+/// A release ends what its owner has, unless the owner says that others count on it.
+#[tokio::test]
+async fn only_a_shared_owner_has_a_hold_per_client() {
+    let server = Server::start();
+    let (one, other) = (connect(&server).await, connect(&server).await);
+    for (is_shared, counted) in [(false, 1), (true, 2)] {
+        let lock = |client: &Client| match is_shared {
+            true => client.lock("k").shared_owner("me"),
+            false => client.lock("k").owner("me"),
+        };
+        let first = lock(&one).acquire().await.expect("free");
+        let second = lock(&other).try_acquire().await.expect("an answer").expect("the owner holds the lock");
+        assert_eq!((holds(&server), first.token()), (counted, second.token()));
+        first.release().await.expect("it was held");
+        assert_eq!(second.release().await, if is_shared { Ok(()) } else { Err(Error::Lost) });
     }
 }
 

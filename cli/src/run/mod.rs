@@ -130,7 +130,7 @@ async fn under<K: Kind>(
 ) -> Result<u8, Failure> {
     let name = printable(options.key.as_bytes());
     let owner = options.owner.as_ref().map_or_else(unique_owner, |owner| owner.as_bytes().to_vec());
-    let mut lock = lock.lease(options.lease).owner(&owner);
+    let mut lock = lock.lease(options.lease).shared_owner(&owner);
     if let Some(grace) = options.session {
         lock = lock.session_grace(grace);
     }
