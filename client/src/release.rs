@@ -104,8 +104,8 @@ impl Releasing {
                 return if is_done { Ok(()) } else { Err(Error::Lost) };
             }
             if error.code() == "ERR" && self.release.keep.take().is_some() {
-                // Another client holds the lock for the same shared owner, so only this client's count
-                // remains to be released.
+                // Another client holds the lock for the same shared owner, so only this client's
+                // count remains to be released.
                 self.id = None;
                 return Box::pin(self.ask()).await.and(Err(error));
             }

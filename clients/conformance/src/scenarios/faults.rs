@@ -15,6 +15,7 @@ scenarios! {
     short "lost-reply-renew", "B16 B17", [], lost_renew;
     short "lost-reply-release", "B21", [], lost_release;
     short "lost-reply-settlement", "B11", [], lost_settlement;
+    short "lost-reply-refused-repeat", "B11", [], refused_repeat;
     short "cut-hand-over", "B8 B9 B10", [], |w| hand_over(w, &[0, 1, 3, 7, 15, 30, 47, 60, 80]);
     long "cut-hand-over-each-byte", "B8 B9 B10", [], hand_over_each_byte;
     short "refused-renewal", "B17", [], refused_renewal;
@@ -126,6 +127,30 @@ async fn lost_settlement(w: &World) -> Result<(), Broken> {
         w.server.is_clean(ms(5000)).await.during(&format!("{fate:?} at RELEASE"))?;
     }
     Ok(())
+}
+
+/// A request is granted, its reply is lost, and its repeat is refused. Some libraries repeat it by themselves.
+async fn refused_repeat(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    // A JVM loads its classes.
+    c.acquire("mutex", "before", json!({"wait_ms": 20_000})).await?.release().await?;
+    let mut is_first = true;
+    proxy.on_command(move |words| match is(words, "ACQUIRE") {
+        true if std::mem::take(&mut is_first) => Fate::LoseReply,
+        true => Fate::error(PASSING[0]),
+        false => Fate::Pass,
+    });
+    let acquiring = c.begin("mutex", "k", json!({"lease_ms": 20_000}));
+    let deadline = now_us() + us(10_000);
+    // With the one before.
+    while proxy.seen_of("ACQUIRE").len() < 3 {
+        ensure!(now_us() < deadline, "B10", "10 s after its reply was lost the request was not repeated");
+        pause(2).await;
+    }
+    pause(100).await;
+    acquiring.cancelled().await?;
+    w.server.is_clean(ms(3000)).await
 }
 
 /// Cuts the connections of a waiter after a number of bytes that follow the release of the holder.

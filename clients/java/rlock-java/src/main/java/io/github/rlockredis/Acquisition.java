@@ -257,8 +257,9 @@ final class Acquisition {
     private void failed(Throwable cause) {
         lastError = RLockException.of(cause);
         boolean answered = !lastError.code().isEmpty();
-        // A server that steps down may have granted what it calls UNBLOCKED.
-        if (unsure && (!answered || lastError.code().equals("UNBLOCKED"))) unsureBefore = true;
+        // A server that steps down may have granted what it calls UNBLOCKED. After a disconnection Lettuce
+        // has sent the request again, and this answer says nothing of the first copy.
+        if (unsure && (!answered || interrupted || lastError.code().equals("UNBLOCKED"))) unsureBefore = true;
         unsure = unsureBefore;
         boolean retry = wait != 0 || unsure && !answered;
         if (retry && lastError instanceof UnavailableException) {
