@@ -185,8 +185,9 @@ final class Wire {
      * Subscribes again at the nodes that serve the slots now. Lettuce renews a subscription at the node where it
      * was made, which may be a replica by now. The master undoes a grant if it finds no subscriber of its own.
      *
-     * <p>After a connection was lost, it asks for the new map of the cluster each time: by default Lettuce does so
-     * once in 30 seconds.
+     * <p>For some time after a connection was lost, it asks for the map of the cluster each time: by default Lettuce
+     * does so once in 30 seconds. The first new map may be wrong: a master that starts again after a failover takes
+     * itself for the master until it hears of the new one.
      */
     private void follow() {
         if (unsettled != null && unsettled.left() > 0 && refreshing.isDone()) {
@@ -195,7 +196,6 @@ final class Wire {
         for (var channel : List.copyOf(homes.keySet())) {
             var home = home(channel);
             if (home == null || home.equals(homes.put(channel, home))) continue;
-            unsettled = null; // The failover is over.
             forget(channel);
         }
         following = !client.waits.isEmpty();
@@ -290,10 +290,9 @@ final class Wire {
         @Override
         public void subscribed(String channel, long count) {
             client.execute(() -> {
+                // Unknown: Lettuce has renewed a subscription that was given up, maybe at a former master.
                 var confirmed = channels.get(channel);
-                if (confirmed != null && confirmed.complete(null)) return;
-                channels.put(channel, CompletableFuture.completedFuture(null));
-                client.interrupted(channel);
+                if (confirmed != null && !confirmed.complete(null)) client.interrupted(channel);
             });
         }
 

@@ -198,16 +198,18 @@ public final class ConformanceProgram {
                 yield Map.of();
             }
             case "close" -> close(request);
-            case "stats" ->
-                Map.of(
+            case "stats" -> {
+                System.gc();
+                var runtime = Runtime.getRuntime();
+                String[] handles = new File("/proc/self/fd").list();
+                yield Map.of(
                         "memory_bytes",
-                        Runtime.getRuntime().totalMemory()
-                                - Runtime.getRuntime().freeMemory(),
+                        runtime.totalMemory() - runtime.freeMemory(),
                         "handles",
-                        String.valueOf(
-                                new File("/proc/self/fd").list() == null ? 0 : new File("/proc/self/fd").list().length),
+                        handles == null ? 0 : handles.length,
                         "tasks",
                         Thread.activeCount());
+            }
             default -> throw new Unsupported(what);
         };
     }
