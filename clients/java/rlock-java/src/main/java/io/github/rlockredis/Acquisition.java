@@ -139,7 +139,11 @@ final class Acquisition {
         timer.cancel(false);
         waiting = confirming = interrupted = false;
         int round = ++this.round;
-        var ready = client.wire.ready();
+        // The server refuses several keys of which the owner holds some, and a command that another thread
+        // dispatches may overtake those before it.
+        var ready = resource.keys().size() == 1
+                ? client.wire.ready()
+                : client.settled(owner).thenCombine(client.wire.ready(), (settled, connected) -> null);
         client.then(
                 wait == 0 ? ready : ready.thenCombine(client.wire.subscribe(channel), (a, b) -> null),
                 (ignored, error) -> {

@@ -336,7 +336,7 @@ public final class Hold implements AutoCloseable {
         });
         // While its connection is open, a hold with a session lasts longer than the belief in it.
         var limit = options.session() == null ? deadline : Deadline.in(client.clock, lease);
-        client.insist(List.of(call), limit, RLockClient.SHORTEST_PAUSE_MS, answered);
+        client.insist(owner, List.of(call), limit, RLockClient.SHORTEST_PAUSE_MS, answered);
     }
 
     private void await(CompletableFuture<Void> released) {

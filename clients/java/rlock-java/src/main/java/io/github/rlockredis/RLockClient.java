@@ -92,7 +92,7 @@ public final class RLockClient implements AutoCloseable {
     final Map<Long, Acquisition> waits = new HashMap<>();
     final Map<Resource.Place, Queue<Acquisition>> turns = new HashMap<>(); // Of named owners.
     final Set<Hold> holds = new HashSet<>();
-    final Set<CompletableFuture<Void>> pending = new HashSet<>();
+    final Map<CompletableFuture<Void>, String> pending = new HashMap<>();
     private int settlements;
 
     private final String id = String.format("%032x", new BigInteger(128, new SecureRandom()));
@@ -324,7 +324,7 @@ public final class RLockClient implements AutoCloseable {
             var ended = new RLockException.ClosedException();
             List.copyOf(waits.values()).forEach(wait -> wait.finish(null, ended));
             List.copyOf(holds).forEach(Hold::endWithClient);
-            CompletableFuture.allOf(pending.toArray(CompletableFuture[]::new))
+            CompletableFuture.allOf(pending.keySet().toArray(CompletableFuture[]::new))
                     .whenComplete((done, error) -> settled.complete(null));
         });
         try {
@@ -483,16 +483,23 @@ public final class RLockClient implements AutoCloseable {
         }
         var done = new CompletableFuture<Void>();
         then(done, (settled, error) -> settlements--);
-        insist(calls, Deadline.in(clock, lease), SHORTEST_PAUSE_MS, done);
+        insist(owner, calls, Deadline.in(clock, lease), SHORTEST_PAUSE_MS, done);
+    }
+
+    /** Completes when all that an owner has released or given up so far is answered. */
+    CompletableFuture<Void> settled(String owner) {
+        var own = pending.entrySet().stream().filter(entry -> entry.getValue().equals(owner));
+        return CompletableFuture.allOf(own.map(Map.Entry::getKey).toArray(CompletableFuture[]::new))
+                .exceptionally(refused -> null);
     }
 
     /** Sends commands until none of them fails with an error that passes. */
-    void insist(List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done) {
-        pending.add(done);
+    void insist(String owner, List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done) {
+        pending.put(done, owner);
         // Sent one behind the other, they keep their order only over a connection that is there.
         then(wire.ready(), (ready, unready) -> {
             if (unready != null) {
-                answered(calls, until, pause, done, List.of(RLockException.of(unready)));
+                answered(owner, calls, until, pause, done, List.of(RLockException.of(unready)));
                 return;
             }
             var sent = calls.stream()
@@ -501,12 +508,13 @@ public final class RLockClient implements AutoCloseable {
                     .toList();
             then(CompletableFuture.allOf(sent.toArray(CompletableFuture<?>[]::new)), (all, none) -> {
                 var failures = sent.stream().map(CompletableFuture::join).filter(Objects::nonNull);
-                answered(calls, until, pause, done, failures.toList());
+                answered(owner, calls, until, pause, done, failures.toList());
             });
         });
     }
 
     private void answered(
+            String owner,
             List<Resource.Call> calls,
             Deadline until,
             long pause,
@@ -514,7 +522,7 @@ public final class RLockClient implements AutoCloseable {
             List<RLockException> failures) {
         if (failures.stream().anyMatch(UnavailableException.class::isInstance) && until.left() > pause) {
             wire.doubts++;
-            schedule(() -> insist(calls, until, longer(pause), done), pause);
+            schedule(() -> insist(owner, calls, until, longer(pause), done), pause);
             return;
         }
         pending.remove(done);
