@@ -251,6 +251,10 @@ test-clients: build ## Test the clients of all languages with clients/conformanc
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/clients $(CLIENTS)
 
+soak-clients: build ## Let the packages of all languages work for MINUTES in bad weather, check that they stay flat, and write clients/conformance/SOAK.md
+	@$(NEED) server
+	@SERVER=$(SERVER) MODULE=$(MODULE) RUN="soak --minutes $(MINUTES) --write clients/conformance/SOAK.md" ./scripts/clients $(CLIENTS)
+
 test-examples: build ## Run examples/ against provoked failures; EXAMPLES=bash for one of them
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/examples $(EXAMPLES)
@@ -312,7 +316,7 @@ bench-collections: ## Measure the collections of the core against ordinary ones 
 # MINUTES is 60 above, for the soak.
 bench-cluster: build ## Measure a cluster with LOCKS and WAITERS of four packages for MINUTES (10) while slots move and a master dies; WRITE=1 writes docs/operations/capacity.md
 	@$(NEED) server
-	@SERVER=$(SERVER) MODULE=$(MODULE) CROWD="--locks $(LOCKS) --waiters $(WAITERS) --rate $(RATE) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES))" \
+	@SERVER=$(SERVER) MODULE=$(MODULE) RUN="bench-cluster --locks $(LOCKS) --waiters $(WAITERS) --rate $(RATE) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES))" \
 	  ./scripts/clients $(or $(CLIENTS),python node go java) > target/bench-cluster.md; status=$$?; cat target/bench-cluster.md; exit $$status
 	@! test -n "$(WRITE)" || ./scripts/between docs/operations/capacity.md '`make bench-cluster WRITE=1`' < target/bench-cluster.md
 

@@ -11,6 +11,7 @@ mod proxy;
 mod results;
 mod scenarios;
 mod servers;
+mod soak;
 mod world;
 
 use std::path::PathBuf;
@@ -80,6 +81,7 @@ struct Arguments {
 #[derive(clap::Subcommand)]
 enum Subcommand {
     BenchCluster(crowd::Options),
+    Soak(soak::Options),
 }
 
 fn main() -> ExitCode {
@@ -139,6 +141,7 @@ async fn perform(arguments: &Arguments) -> Result<Option<Report>, Broken> {
     let programs = Arc::new(Programs { server: arguments.server.clone(), cli: arguments.cli.clone(), module });
     match &arguments.subcommand {
         Some(Subcommand::BenchCluster(options)) => crowd::run(&programs, options).await.map(|()| None),
+        Some(Subcommand::Soak(options)) => soak::run(&programs, options).await.map(|()| None),
         None => judge(arguments, programs).await.map(Some),
     }
 }

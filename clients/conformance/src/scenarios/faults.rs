@@ -7,7 +7,7 @@ use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
 use crate::proxy::{Fate, Proxy, is};
 use crate::servers::Server;
-use crate::world::{Outcome, PATIENCE, World, ms, pause};
+use crate::world::{Client, Outcome, PATIENCE, World, ms, pause};
 
 scenarios! {
     short "lost-reply-try", "B10", [], |w| lost_acquire(w, 0);
@@ -553,11 +553,27 @@ async fn quarantine(w: &World) -> Result<(), Broken> {
 /// Several clients compete for locks while their connections are cut, stalled and slow.
 async fn chaos(w: &World, for_ms: u64) -> Result<(), Broken> {
     let proxies = [w.proxy().await, w.proxy().await, w.proxy().await];
-    let mut calls = Vec::new();
+    let mut clients = Vec::new();
     for proxy in &proxies {
-        let c = w.client(&proxy.url()).await?;
+        clients.push(w.client(&proxy.url()).await?);
+    }
+    bad_weather(w, &proxies, &clients, 5, for_ms).await.map(drop)
+}
+
+/// Lets clients compete, each behind its proxy. Returns how many holds they had to the end, and how many they lost.
+pub async fn bad_weather(
+    w: &World,
+    proxies: &[Proxy],
+    clients: &[Client],
+    hold_ms: u64,
+    for_ms: u64,
+) -> Result<(i64, i64), Broken> {
+    let mut calls = Vec::new();
+    for c in clients {
         // The last one holds for longer than its lease.
-        for (kind, key, tasks, hold_ms) in [("mutex", "m", 3, 5), ("fair", "f", 3, 5), ("mutex", "l", 1, 900)] {
+        for (kind, key, tasks, hold_ms) in
+            [("mutex", "m", 3, hold_ms), ("fair", "f", 3, hold_ms), ("mutex", "l", 1, 900)]
+        {
             let options =
                 json!({"tasks": tasks, "for_ms": for_ms, "hold_ms": hold_ms, "wait_ms": 1500, "lease_ms": 700});
             calls.push(c.work(kind, key, options));
@@ -581,11 +597,13 @@ async fn chaos(w: &World, for_ms: u64) -> Result<(), Broken> {
         pause(rand::random_range(5..150)).await;
     }
     proxies.iter().for_each(Proxy::clear);
-    let mut done = 0;
+    let (mut done, mut lost) = (0, 0);
     for call in calls {
         let said = call.ok(PATIENCE).await?;
         done += said["done"].as_i64().unwrap_or(0);
+        lost += said["lost"].as_i64().unwrap_or(0);
     }
     ensure!(done >= 10, "B8 B10 B12", "only {done} holds in {for_ms} ms of bad weather");
-    w.server.is_clean(ms(6000)).await
+    w.server.is_clean(ms(6000)).await?;
+    Ok((done, lost))
 }

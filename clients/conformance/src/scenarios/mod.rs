@@ -15,6 +15,8 @@ mod processes;
 mod settling;
 mod waiting;
 
+pub use faults::bad_weather;
+
 type Running<'a> = Pin<Box<dyn Future<Output = Result<(), Broken>> + Send + 'a>>;
 
 pub struct Scenario {
