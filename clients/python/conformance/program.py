@@ -24,7 +24,9 @@ from typing import Any
 
 import rlock_redis
 from rlock_redis import AsyncRLockClient, LockError, LockLost, LockTimeout, RLockClient
-from rlock_redis._core import Message, SteadyClock, done, run
+from rlock_redis._clock import SteadyClock
+from rlock_redis._commands import Message
+from rlock_redis._connections import done, run
 
 ASYNC = "--asyncio" in sys.argv
 _output = threading.Lock()

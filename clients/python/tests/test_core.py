@@ -18,8 +18,12 @@ import redis
 from conftest import eventually
 from redis import exceptions as x
 
-from rlock_redis import AsyncRLockClient, LockError, Refused, RLockClient, Unavailable, _core, _sync
-from rlock_redis._core import Attempt, Mailbox, Options, Route, SteadyClock, Target, slot_of, tag_of, tokens_of
+from rlock_redis import AsyncRLockClient, LockError, Refused, RLockClient, Unavailable, _attempt, _identity, _sync
+from rlock_redis._attempt import Attempt, Mailbox
+from rlock_redis._clock import FOREVER, SteadyClock
+from rlock_redis._commands import WAITING, Target, slot_of, tag_of, tokens_of
+from rlock_redis._connections import Route, run
+from rlock_redis._options import Options
 from rlock_redis.errors import ModuleMissing, ModuleTooOld, NotOwner, typed
 
 
@@ -42,7 +46,7 @@ def test_other_replies_are_no_tokens(reply: Any) -> None:
 
 
 def test_waiting_is_recognised_and_nil_is_empty() -> None:
-    assert tokens_of(b"WAITING") is _core.WAITING
+    assert tokens_of(b"WAITING") is WAITING
     assert tokens_of(None) == []
 
 
@@ -118,7 +122,7 @@ class TestHold:
     def make(self, **options: Any) -> tuple[Any, Any]:
         now = SimpleNamespace(time=1000.0)
         client = RLockClient(redis.Redis(), clock=lambda: now.time)
-        client.max_lease = _core.FOREVER
+        client.max_lease = FOREVER
         attempt = Attempt(client, Target("mutex", (b"k",)), Options(**{"lease": 10, **options}), "me", Mailbox(_Box()))
         attempt.id = 7
         hold = client._hold_class(attempt, [5], now.time)
@@ -247,7 +251,7 @@ class TestCluster:
     def test_wait_is_repeated_soon_if_another_node_answers_it(
         self, client_class: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_core, "LONG_PAUSE", 0.05)
+        monkeypatch.setattr(_attempt, "LONG_PAUSE", 0.05)
         app, asked, subscribed = self.app(), [], []
 
         class Subscriber:
@@ -270,7 +274,7 @@ class TestCluster:
 
         async def main() -> None:
             client = client_class(app)
-            client._subscriber_class, client._exchange, client.max_lease = Subscriber, exchange, _core.FOREVER
+            client._subscriber_class, client._exchange, client.max_lease = Subscriber, exchange, FOREVER
             lock, app.master = client.lock("k"), app.new
             assert await lock._acquire(timeout=0.3) is None
             assert len(asked) == 1
@@ -296,7 +300,7 @@ class TestCluster:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuses)
             with pytest.raises(Unavailable):
-                _core.run(client._call(b"k", [], 1))
+                run(client._call(b"k", [], 1))
         client._refresh()
         eventually(lambda: app.master is app.new)
 
@@ -320,14 +324,14 @@ class TestCluster:
                 if sent and not replies and "c" not in subscriber._ready:
                     # Another wait, before the reader looks at what it has to subscribe.
                     with contextlib.suppress(Unavailable):
-                        _core.run(subscriber.subscribe("c", 0))
+                        run(subscriber.subscribe("c", 0))
                 return bool(replies)
 
             def read_response(self) -> Any:
                 return replies.pop(0)
 
         subscriber = _sync._Subscriber(RLockClient(self.app()), Route("", Connection, {}))
-        _core.run(subscriber.subscribe("c", 5))
+        run(subscriber.subscribe("c", 5))
         try:
             eventually(lambda: sent == [("SSUBSCRIBE", "c")] * 2, 5)
             assert subscriber._ready["c"].wait(5)
@@ -343,7 +347,7 @@ class _Box:
 
 
 def test_request_ids_begin_at_the_wall_clock_and_rise() -> None:
-    ids = list(itertools.islice(_core._ids, 3))
+    ids = [_identity.next_id() for _ in range(3)]
     assert ids == sorted(ids)
     assert abs(ids[0] / 1e6 - time.time()) < 3600
 
@@ -375,8 +379,8 @@ def test_forked_child_has_a_new_identity(client_class: Any) -> None:
 def test_request_ids_rise_over_a_fork(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also above those of a child that came before, whose owner has the same name."""
     parents, now = int(time.time() * 1e6) + ahead, int(time.time() * 1e6)
-    monkeypatch.setattr(_core, "_ids", itertools.count(parents))
-    assert int(in_fork(lambda: next(_core._ids))) >= max(parents, now)
+    monkeypatch.setattr(_identity, "_ids", itertools.count(parents))
+    assert int(in_fork(_identity.next_id)) >= max(parents, now)
 
 
 def test_lease_and_client_are_checked() -> None:

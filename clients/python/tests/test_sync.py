@@ -23,9 +23,9 @@ from rlock_redis import (
     RLockClient,
     Superseded,
     Unavailable,
-    _core,
+    _attempt,
 )
-from rlock_redis._core import run
+from rlock_redis._connections import run
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ class TestWaiting:
     def test_expired_claim_is_not_entered(
         self, client: RLockClient, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_core, "CLAIM", 0.1)
+        monkeypatch.setattr(_attempt, "CLAIM", 0.1)
         receive, slept = client._receive, []
 
         async def sleeps_through_the_grant(box: Any, timeout: float) -> Any:

@@ -9,7 +9,8 @@ with locks.lock("orders:42") as hold:
 """
 
 from ._async import AsyncHold, AsyncLock, AsyncRLockClient, AsyncSemaphore
-from ._core import Hold, LockOptions
+from ._hold import Hold
+from ._options import LockOptions
 from ._sync import Leader, Lock, RLockClient, Semaphore, SyncHold
 from .errors import (
     Closed,

@@ -11,22 +11,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from . import _core as c
-from ._core import (
-    LONG_PAUSE,
-    PING,
-    SHORT_PAUSE,
-    Attempt,
-    Base,
-    Hold,
-    LockBase,
-    Mailbox,
-    Message,
-    Route,
-    Subscriber,
-    T,
-    log,
-)
+from ._attempt import Attempt, Mailbox
+from ._base import Base, LockBase
+from ._clock import FOREVER, LONG_PAUSE, PING, SHORT_PAUSE, TICK
+from ._commands import Command, Message
+from ._connections import Route, Subscriber, T, done
+from ._hold import Hold, log
+from ._options import LockOptions
 from .errors import LockLost, LockTimeout, Unavailable
 
 if TYPE_CHECKING:
@@ -57,7 +48,7 @@ class AsyncHold(Hold):
             try:
                 result = self._options.on_lost(self)
                 if inspect.isawaitable(result):
-                    self._client._spawn(c.done(result))
+                    self._client._spawn(done(result))
             except Exception:
                 log.exception("on_lost failed")
 
@@ -92,7 +83,7 @@ async def _within(coroutine: Coroutine[Any, Any, T], timeout: float) -> T | None
     """Its result, or None. `asyncio.wait_for` may swallow a cancellation before Python 3.12."""
     task = asyncio.ensure_future(coroutine)
     try:
-        await asyncio.wait({task}, timeout=None if timeout == c.FOREVER else timeout)
+        await asyncio.wait({task}, timeout=None if timeout == FOREVER else timeout)
         return task.result() if task.done() else None
     finally:
         task.cancel()
@@ -177,7 +168,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         self._asking: dict[str, asyncio.Semaphore] = collections.defaultdict(lambda: asyncio.Semaphore(MAX_ASKING))
 
     async def lead(
-        self, key: str | bytes, work: Callable[[AsyncHold], Coroutine[Any, Any, Any]], **options: Unpack[c.LockOptions]
+        self, key: str | bytes, work: Callable[[AsyncHold], Coroutine[Any, Any, Any]], **options: Unpack[LockOptions]
     ) -> None:
         """Runs ``await work(hold)`` whenever this task is elected, until the task is cancelled.
 
@@ -204,7 +195,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         while tasks:  # Before Python 3.12, `asyncio.wait_for` may swallow a cancellation.
             for task in tasks:
                 task.cancel()
-            _, tasks = await asyncio.wait(tasks, timeout=c.TICK)
+            _, tasks = await asyncio.wait(tasks, timeout=TICK)
 
     def _scope(self) -> str:
         task = asyncio.current_task()
@@ -227,7 +218,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         return await connection.read_response()
 
     async def _call(
-        self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None = None
+        self, key: bytes, commands: Sequence[Command], timeout: float, box: Mailbox | None = None
     ) -> list[Any]:
         """In a task of its own: a cancelled caller does not leave half of an exchange behind."""
         task = self._spawn(self._call_now(key, commands, timeout, box))
@@ -243,7 +234,7 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         return replies
 
     async def _call_now(
-        self, key: bytes, commands: Sequence[c.Command], timeout: float, box: Mailbox | None
+        self, key: bytes, commands: Sequence[Command], timeout: float, box: Mailbox | None
     ) -> list[Any]:
         node = (await self._route(key)).name
         async with self._asking[node] if box is not None else contextlib.nullcontext():

@@ -11,8 +11,13 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
-from . import _core as c
-from ._core import LONG_PAUSE, SHORT_PAUSE, Attempt, Base, Hold, LockBase, Mailbox, Message, Route, Subscriber, log, run
+from ._attempt import Attempt, Mailbox
+from ._base import Base, LockBase
+from ._clock import CLOSE_WITHIN, FOREVER, LONG_PAUSE, PING, SHORT_PAUSE
+from ._commands import Message
+from ._connections import Route, Subscriber, run
+from ._hold import Hold, log
+from ._options import LockOptions
 from .errors import LockLost, LockTimeout, Stopped, Unavailable
 
 if TYPE_CHECKING:
@@ -69,7 +74,7 @@ class _Subscriber(Subscriber):
     def close(self) -> None:
         self._is_closed = True
         self._wake.send(b".")
-        self._thread.join(c.CLOSE_WITHIN)
+        self._thread.join(CLOSE_WITHIN)
         self._wake.close()
 
     def _run(self) -> None:
@@ -105,7 +110,7 @@ class _Subscriber(Subscriber):
                     is_asked = False
                     self._heard(connection.read_response())
                 self._asked &= set(self._ready.values())
-                if not selector.select(min(c.PING, self._client.command_timeout) if is_asked else c.PING):
+                if not selector.select(min(PING, self._client.command_timeout) if is_asked else PING):
                     if is_asked:
                         raise Unavailable("the subscriber's server does not answer")
                     connection.send_command("PING", check_health=False)
@@ -142,7 +147,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         self._timer: threading.Thread | None = None
         self._poke = threading.Event()
 
-    def leader(self, key: str | bytes, work: Callable[[SyncHold], Any], **options: Unpack[c.LockOptions]) -> Leader:
+    def leader(self, key: str | bytes, work: Callable[[SyncHold], Any], **options: Unpack[LockOptions]) -> Leader:
         """Runs ``work(hold)`` in one process at a time, see :class:`Leader`."""
         return Leader(self.lock(key, **options), work)
 
@@ -157,7 +162,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         run(self._close())
         self._poke.set()
         if self._timer is not None:
-            self._timer.join(c.CLOSE_WITHIN)
+            self._timer.join(CLOSE_WITHIN)
         while self._subscribers:
             self._subscribers.popitem()[1].close()
 
@@ -175,7 +180,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
 
     async def _receive(self, box: Mailbox, timeout: float) -> Message | None:
         try:
-            message: Message = box.messages.get(timeout=None if timeout == c.FOREVER else timeout)
+            message: Message = box.messages.get(timeout=None if timeout == FOREVER else timeout)
             return message
         except queue.Empty:
             return None

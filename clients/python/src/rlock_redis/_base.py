@@ -1,0 +1,449 @@
+"""What the synchronous and the asyncio client share.
+
+Nothing here waits or sends by itself: the two clients add what does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+
+from ._attempt import Attempt, Mailbox
+from ._clock import CLOSE_WITHIN, SHORT_PAUSE, SteadyClock
+from ._commands import Command, Message, Target, encoded, first, milliseconds, slot_of, tag_of
+from ._connections import Route, done
+from ._hold import Engine, Errand, Hold, Item, log
+from ._identity import clients
+from ._options import LockOptions, Options
+from .errors import Closed, LockError, LockLost, LockTimeout, Stopped, Unavailable, code_of, typed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+H = TypeVar("H", bound=Hold)
+L = TypeVar("L")
+S = TypeVar("S")
+
+MAX_IDLE = 16  # Connections kept open, for each server.
+
+
+class Base(Generic[H, L, S]):
+    """What the clients share."""
+
+    _hold_class: Any
+    _lock_class: Any
+    _semaphore_class: Any
+    _subscriber_class: Any
+    _disconnect: ClassVar[dict[str, bool]] = {}
+    # The two clients do these in their own way.
+    _scope: Callable[[], str]  # The name of the current thread or task.
+    _box: Callable[[], Mailbox]
+    _receive: Callable[[Mailbox, float], Coroutine[Any, Any, Message | None]]
+    _sleep: Callable[[float], Coroutine[Any, Any, None]]
+    _read: Callable[[Any, float], Coroutine[Any, Any, Any]]
+    _spawn: Callable[[Coroutine[Any, Any, Any]], Any]  # Runs it in the background.
+    _wake: Callable[[], None]  # Lets the timer call `_poll` soon.
+
+    def __init__(
+        self,
+        redis: Any,
+        *,
+        key_prefix: str | bytes = "",
+        command_timeout: float | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.is_cluster = hasattr(redis, "get_node_from_key")
+        if not self.is_cluster and not hasattr(redis, "connection_pool"):
+            raise TypeError(f"expected a client of redis-py or valkey-py, not {type(redis).__name__}")
+        self.redis, self.closed, self._prefix = redis, False, encoded(key_prefix)
+        self.clock: Callable[[], float] = clock or SteadyClock()
+        configured = None if self.is_cluster else redis.connection_pool.connection_kwargs.get("socket_timeout")
+        self.command_timeout = float(command_timeout or configured or 5.0)
+        self._begin()
+        clients.add(self)
+
+    def _begin(self) -> None:
+        """A new identity, at the start and after a fork."""
+        self.id = secrets.token_hex(16)
+        self.max_lease = 0.0  # Not known yet.
+        self._engine, self._lock, self._numbers = Engine(self.clock), threading.Lock(), itertools.count(1)
+        self._held: dict[str, dict[tuple[str, bytes], list[H]]] = {}  # For each owner.
+        self._channels: dict[int, str] = {}
+        self._boxes: set[Mailbox] = set()
+        self._subscribers: dict[str, Any] = {}
+        self._idle: dict[str, list[tuple[float, Any]]] = {}  # With the time of its last answer.
+        self._is_refreshing = self._is_ended = False
+
+    # -- the locks
+
+    def lock(self, key: str | bytes, **options: Unpack[LockOptions]) -> L:
+        """A mutex. The keyword arguments are those of :class:`LockOptions`, all times in seconds."""
+        return self._make("mutex", [key], options)
+
+    def fair_lock(self, key: str | bytes, **options: Unpack[LockOptions]) -> L:
+        """A mutex whose queue survives restarts and failovers of the server."""
+        return self._make("fair", [key], options)
+
+    def read_lock(self, key: str | bytes, **options: Unpack[LockOptions]) -> L:
+        """The reading side of a read-write lock."""
+        return self._make("read", [key], options)
+
+    def write_lock(self, key: str | bytes, **options: Unpack[LockOptions]) -> L:
+        """The writing side of a read-write lock."""
+        return self._make("write", [key], options)
+
+    def multi_lock(self, keys: Iterable[str | bytes], **options: Unpack[LockOptions]) -> L:
+        """Several mutexes, acquired all or none in one step. In a cluster the keys need one hash tag."""
+        return self._make("many", keys, options)
+
+    def semaphore(self, key: str | bytes, permits: int = 1, **options: Unpack[LockOptions]) -> S:
+        """A semaphore, of which each acquisition takes ``permits``. It has to be made once, with its ``init``."""
+        return cast(S, self._make("semaphore", [key], options, permits))
+
+    def _make(self, kind: str, keys: Iterable[str | bytes], options: LockOptions, permits: int = 1) -> L:
+        target = Target(kind, tuple(self._prefix + encoded(key) for key in keys), permits)
+        if not target.keys:
+            raise ValueError("at least one key is needed")
+        make = self._semaphore_class if kind == "semaphore" else self._lock_class
+        return cast(L, make(self, target, Options(**options)))
+
+    # -- requests
+
+    async def _route(self, key: bytes) -> Route:
+        redis = self.redis
+        if not self.is_cluster:
+            return Route("", redis.connection_pool.connection_class, redis.connection_pool.connection_kwargs)
+        try:
+            if hasattr(redis, "initialize") and not redis.nodes_manager.slots_cache:
+                await asyncio.wait_for(redis.initialize(), self.command_timeout)
+            node = redis.get_node_from_key(key)
+        except Exception as error:
+            self._refresh()
+            raise Unavailable(f"no node serves the key: {error}") from error
+        # The synchronous clusters of redis-py and valkey-py; a node of asyncio is its own pool.
+        connection = getattr(redis, "get_redis_connection", None) or getattr(redis, "get_valkey_connection", None)
+        pool = connection(node).connection_pool if connection else node
+        return Route(node.name, pool.connection_class, pool.connection_kwargs)
+
+    async def _call(
+        self, key: bytes, commands: Sequence[Command], timeout: float, box: Mailbox | None = None
+    ) -> list[Any]:
+        """The replies, with the server's errors among them. Raises :class:`Unavailable` if there are none."""
+        end = time.monotonic() + timeout
+        try:
+            route = await self._route(key)
+            name, replies = route.name, await self._exchange(route, commands, end)
+            for at, reply in enumerate(replies if self.is_cluster else ()):
+                for _ in range(3):
+                    code = code_of(reply) if isinstance(reply, Exception) else ""
+                    if code not in ("MOVED", "ASK"):
+                        break
+                    self._refresh()
+                    there = route.at(*self.redis.nodes_manager.remap_host_port(reply.host, reply.port))
+                    name, asking = there.name, [("ASKING",)] if code == "ASK" else []
+                    reply = (await self._exchange(there, [*asking, commands[at]], end))[-1]
+                replies[at] = reply
+            if box is not None:
+                box.asked = name
+            return replies
+        except Exception as error:
+            self._refresh()
+            raise typed(error) from error
+
+    async def _exchange(self, route: Route, commands: Sequence[Command], end: float) -> list[Any]:
+        with self._lock:
+            idle = self._idle.setdefault(route.name, [])
+            connection = idle.pop()[1] if idle else route.connection(max(SHORT_PAUSE, end - time.monotonic()))
+        replies: list[Any] = []
+        began, left_over = time.monotonic(), [connection]
+        try:
+            await done(connection.connect())
+            await done(connection.send_packed_command(connection.pack_commands(commands), check_health=False))
+            for _ in commands:
+                try:
+                    replies.append(await self._read(connection, end))
+                except Exception as error:
+                    if not code_of(error):
+                        raise
+                    replies.append(error)
+            with self._lock:
+                if len(idle) < MAX_IDLE and not self._is_ended:
+                    idle.append((time.monotonic(), left_over.pop()))
+            return replies
+        except BaseException:
+            with self._lock:  # Others may have been cut with it, unless they were heard of since.
+                left_over += [other for heard, other in idle if heard < began]
+                idle[:] = [(heard, other) for heard, other in idle if heard >= began]
+            raise
+        finally:
+            for one in left_over:
+                await done(one.disconnect(**self._disconnect))
+
+    def _refresh(self) -> None:
+        """Lets the application's client load the map of the cluster, in the background, once at a time."""
+        if self.is_cluster and not self._is_refreshing and not self._is_ended:
+            self._is_refreshing = True
+            self._start(self._load_map(), [])
+
+    async def _load_map(self) -> None:
+        try:
+            await done(self.redis.nodes_manager.initialize())
+        except Exception as error:
+            log.debug("the map of the cluster could not be loaded: %s", error)
+        finally:
+            self._is_refreshing = False
+
+    async def _listen(self, key: bytes, box: Mailbox, timeout: float) -> str:
+        """Subscribes for the answer to a request, and returns the channel."""
+        self._check(box)
+        route, channel = await self._route(key), f"rlock:{self.id}"
+        if self.is_cluster:
+            slot = slot_of(key)
+            channel = self._channels.get(slot) or f"{channel}:{{{tag_of(slot)}}}"
+            self._channels[slot] = channel
+        with self._lock:
+            if route.name not in self._subscribers:
+                self._subscribers[route.name] = self._subscriber_class(self, route)
+        await self._subscribers[route.name].subscribe(channel, timeout)
+        box.channel, box.home = channel, route.name
+        return channel
+
+    def _check(self, box: Mailbox) -> None:
+        if self.closed:
+            raise Closed("the client was closed")
+        if box.stopped is not None and box.stopped.is_set():
+            raise Stopped("the wait was stopped")
+
+    def _tell(self, channels: list[str], message: Message) -> None:
+        for box in list(self._boxes):
+            if box.channel in channels:
+                box.put(message)
+
+    # -- the timer
+
+    def _background(self, errand: Errand) -> None:
+        self._engine.add(errand)
+        self._wake()
+
+    def _poll(self) -> float | None:
+        """Tells losses and sends what is due. Returns the seconds until the next call, None for no limit."""
+        lost, groups, pause = self._engine.poll()
+        for hold in lost:
+            hold._ended(True)
+        for timeout, items in groups.items():
+            self._start(self._send(timeout, items), items)
+        return pause
+
+    def _start(self, request: Coroutine[Any, Any, None], items: list[Item]) -> None:
+        """Sends these items in the background, or later if no thread can be started."""
+        try:
+            self._spawn(request)
+        except RuntimeError as error:
+            request.close()
+            self._is_refreshing = False  # This may have been the request.
+            log.warning("a request in the background has to wait: %s", error)
+            self._engine.failed(items)
+
+    async def _send(self, timeout: float, items: list[Item]) -> None:
+        servers: dict[str, list[Item]] = {}
+        for item in items:
+            try:
+                servers.setdefault((await self._route(item.key)).name, []).append(item)
+            except Unavailable:
+                self._engine.failed([item])
+        *others, last = servers.values() or [[]]
+        for batch in others:  # No server delays the renewals of another one.
+            self._start(self._send_batch(timeout, batch), batch)
+        if last:
+            await self._send_batch(timeout, last)
+
+    async def _send_batch(self, timeout: float, items: list[Item]) -> None:
+        sent = self.clock()
+        try:
+            commands = [command for item in items for command in item.commands()]
+            self._engine.answered(items, await self._call(items[0].key, commands, timeout), sent)
+        except LockError as error:
+            log.debug("background request: %s", error)
+            self._engine.failed(items)
+        self._wake()
+
+    # -- who holds what
+
+    def _slots(self, target: Target) -> list[tuple[str, bytes]]:
+        return [("mutex" if target.kind == "many" else target.kind, key) for key in target.keys]
+
+    def _named(self, user: object) -> str:
+        """A new name for a thread or task. When that has ended, nothing of it can be released or acquired again."""
+        name, client = f"{self.id}:{next(self._numbers)}", weakref.ref(self)
+        weakref.finalize(user, lambda: (found := client()) and found._held.pop(name, None))
+        return name
+
+    def _current(self, target: Target, scope: str) -> H | None:
+        """The innermost hold of this owner; of permits under a named owner, that of this thread or task first."""
+        stack = self._held.get(scope, {}).get(self._slots(target)[0], ())
+        holds = [hold for hold in reversed(stack) if hold._target == target]
+        return max(holds, key=lambda hold: len(holds) > 1 and hold._user == self._scope(), default=None)
+
+    def _reenter(self, target: Target, scope: str) -> H | None:
+        """The hold that this owner has already, counted once more."""
+        with self._lock:
+            held = self._held.get(scope, {})
+            found = [held[slot][-1] for slot in self._slots(target) if slot in held]
+            if not found or target.kind == "semaphore":
+                return None
+            if any(hold._target != target for hold in found):
+                raise RuntimeError(f"this owner already holds {found[0]._target}, and asks for {target}")
+            found[0].check()
+            found[0]._count += 1
+            return found[0]
+
+    def _leave(self, target: Target, scope: str, keep: float | None) -> tuple[H, bool]:
+        """The hold that is released, and whether this release is the last one."""
+        with self._lock:
+            hold = self._current(target, scope)
+            if hold is None:
+                raise RuntimeError(f"this thread or task does not hold {target}")
+            if keep is not None and (hold._count > 1 or target.kind not in ("mutex", "fair")):
+                raise ValueError("keep is for the last release of a mutex or a fair lock")
+            hold._count -= 1
+            held = self._held[scope]
+            for slot in self._slots(target) if hold._count == 0 else ():
+                held[slot].remove(hold)
+                if not held[slot]:
+                    del held[slot]
+            if not held:
+                del self._held[scope]
+            return hold, hold._count == 0
+
+    async def _acquire(self, target: Target, options: Options, scope: str, wait: float | None) -> H | None:
+        box, attempt = self._box(), None
+        self._check(box)
+        if hold := self._reenter(target, scope):
+            return hold
+        self._boxes.add(box)
+        try:
+            # A semaphore gives permits for each acquisition, so each is an owner of its own.
+            owner = f"{scope}.{secrets.token_hex(8)}" if target.kind == "semaphore" else scope
+            attempt = Attempt(self, target, options, owner, box)
+            hold = cast("H | None", await attempt.acquire(wait))
+            if hold is not None:
+                with self._lock:
+                    self._check(box)
+                    attempt.uncertain = False
+                    shared = self._current(target, scope)
+                    if shared is not None and shared.held and shared.tokens == hold.tokens:
+                        # Another thread or task has acquired it meanwhile, with this name of an owner.
+                        shared._count, shared._release_id = shared._count + 1, max(shared._release_id, hold._release_id)
+                        hold = shared
+                    else:
+                        for slot in self._slots(target):
+                            self._held.setdefault(scope, {}).setdefault(slot, []).append(hold)
+                        self._engine.add(hold)
+                self._wake()
+            return hold
+        finally:
+            if attempt is not None and attempt.uncertain:
+                self._settle(attempt)
+            else:
+                self._boxes.discard(box)
+
+    def _settle(self, attempt: Attempt) -> None:
+        self._background(attempt.settlement())
+        self._boxes.discard(attempt.box)
+
+    async def _release(self, target: Target, scope: str, keep: float | None) -> None:
+        hold, is_last = self._leave(target, scope, keep)
+        if not is_last:
+            return hold.check()
+        was_held = self._engine.end(hold)
+        hold._ended(False)
+        errand, is_done = hold._release_errand(keep), hold._is_settled
+        try:
+            for is_repeated in (False, True) if was_held else ():
+                try:
+                    replies = await self._call(hold.key, errand.commands(), hold.timeout)
+                except LockError as error:
+                    replies = [error]
+                if is_done := errand.take(replies, 0.0, 0.0):
+                    # A repeated one finds that the first has ended the hold.
+                    was_held = is_repeated or not any(code_of(reply) == "NOTOWNER" for reply in replies)
+                    break
+        finally:  # Also if the caller was cancelled.
+            if not is_done:
+                self._background(errand)
+        if not was_held:
+            hold._state = "lost"
+            raise LockLost(f"the hold of {target} ended before its release")
+
+    # -- the end
+
+    async def _close(self) -> None:
+        """Ends waits, releases holds, and waits until that has been answered, or 5 s have passed."""
+        with self._lock:
+            self.closed = True
+        for hold in [item for item in list(self._engine._items) if isinstance(item, Hold)]:
+            if self._engine.end(hold) is not None:
+                hold._state, hold._is_settled = "lost", True
+                hold._ended(True)
+                self._background(hold._release_errand(None, CLOSE_WITHIN))
+        end = time.monotonic() + CLOSE_WITHIN
+        while (self._boxes or self._engine.errands()) and time.monotonic() < end:
+            for box in list(self._boxes):
+                box.put(Message("end", error=Closed("the client was closed")))
+            await self._sleep(0.01)
+        with self._lock:
+            self._is_ended = True
+            idle, self._idle = self._idle, {}
+        for _, connection in itertools.chain(*idle.values()):
+            await done(connection.disconnect(**self._disconnect))
+
+
+class LockBase(Generic[H]):
+    """What a lock object knows. It has no state of a hold, so threads and tasks can share it."""
+
+    def __init__(self, client: Base[Any, Any, Any], target: Target, options: Options) -> None:
+        self._client, self._target, self._options = client, target, options
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._target.kind} {self._target}>"
+
+    @property
+    def held(self) -> bool:
+        """Whether the current thread or task holds this lock."""
+        hold = self._client._current(self._target, self._scope())
+        return hold is not None and hold.held
+
+    def _scope(self) -> str:
+        return self._options.owner or self._client._scope()
+
+    async def _acquire(self, blocking: bool = True, timeout: float | None = None) -> H | None:
+        wait = 0 if not blocking else self._options.timeout if timeout is None else timeout
+        return await self._client._acquire(self._target, self._options, self._scope(), wait)
+
+    async def _release(self, keep: float | None = None) -> None:
+        await self._client._release(self._target, self._scope(), keep)
+
+    async def _enter(self) -> H:
+        hold = await self._acquire()
+        if hold is None:
+            raise LockTimeout(f"{self!r} was not acquired within {self._options.timeout} s")
+        return hold
+
+    async def _exit(self, error: BaseException | None, replaces: bool = False) -> None:
+        """Raises instead of an error of the block only if that is the cancellation by the loss itself."""
+        try:
+            await self._release()
+        except (LockError, RuntimeError):
+            if error is None or replaces:
+                raise
+
+    async def _init(self, permits: int, idle: float | None) -> bool:
+        words: Command = ("RSEMAPHORE.INIT", self._target.keys[0], permits)
+        words += () if idle is None else ("IDLE", milliseconds(idle))
+        return bool(first(await self._client._call(words[1], [words], self._client.command_timeout)))

@@ -1,0 +1,104 @@
+"""The commands of the module, their replies and messages, and the slots of their keys."""
+
+from __future__ import annotations
+
+import binascii
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .errors import LockError, ModuleTooOld, Refused, typed
+
+Command = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is locked: the kind of lock, its keys with their prefix, and the permits of a semaphore."""
+
+    kind: str
+    keys: tuple[bytes, ...]
+    permits: int = 1
+
+    _FAMILIES: ClassVar[dict[str, str]] = {"fair": "RFAIRLOCK", "read": "RRWLOCK", "write": "RRWLOCK"}
+
+    def command(self, verb: str, owner: str, *options: Any) -> Command:
+        if self.kind == "many" and verb in ("ACQUIRE", "RENEW"):
+            return (f"RLOCK.M{verb}", len(self.keys), *self.keys, owner, *options)
+        family = self._FAMILIES.get(self.kind, "RSEMAPHORE" if self.kind == "semaphore" else "RLOCK")
+        words: Command = (f"{family}.{verb}", self.keys[0], owner)
+        if verb != "CANCEL" and self.kind in ("read", "write"):
+            words += (self.kind.upper(),)
+        if verb in ("ACQUIRE", "RELEASE") and self.kind == "semaphore":
+            words += ("PERMITS", self.permits)
+        return words + options
+
+    def releases(self, owner: str, number: int, tokens: Sequence[int], *options: Any) -> list[Command]:
+        """One for each key, because MRELEASE frees none if one of them is not held."""
+        each = [Target("mutex", (key,)) for key in self.keys] if self.kind == "many" else [self]
+        ends: list[Command] = [("TOKEN", token, *options) for token in tokens] or [()] * len(each)
+        return [one.command("RELEASE", owner, "REQ", number, *end) for one, end in zip(each, ends, strict=True)]
+
+    def renewal(self, owner: str, tokens: Sequence[int]) -> Command:
+        return self.command("RENEW", owner, "TOKENS" if self.kind == "many" else "TOKEN", *tokens)
+
+    def __str__(self) -> str:
+        return ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in self.keys)
+
+
+def encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+def milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a channel said: ``granted``, ``nil`` or ``error``; ``again`` and ``end`` come from the client itself."""
+
+    what: str
+    id: int = 0
+    rest: str = ""
+    error: LockError | None = None
+
+
+WAITING: list[int] = [-1]
+
+
+def tokens_of(reply: Any) -> list[int]:
+    """The tokens of a reply, an empty list for nil, and :data:`WAITING`."""
+    if reply in (None, b"WAITING"):
+        return WAITING if reply else []
+    words = [str(word, "utf-8", "replace") if isinstance(word, bytes) else str(word) for word in _list(reply)]
+    if not all(word.isdecimal() for word in words):
+        raise Refused(f"the server answered {reply!r} instead of a token")
+    if not all(int(word) for word in words):
+        raise ModuleTooOld(f"the server answered {reply!r} instead of a token: its module is too old")
+    return [int(word) for word in words]
+
+
+def _list(reply: Any) -> list[Any]:
+    return reply if isinstance(reply, list) else [reply]
+
+
+def first(replies: Sequence[Any]) -> Any:
+    """The only reply, raised if it is an error."""
+    if isinstance(replies[0], BaseException):
+        raise typed(replies[0])
+    return replies[0]
+
+
+def slot_of(key: bytes) -> int:
+    start = key.find(b"{")
+    end = key.find(b"}", start + 1)
+    if start >= 0 and end > start + 1:
+        key = key[start + 1 : end]
+    return binascii.crc_hqx(key, 0) % 16384
+
+
+def tag_of(slot: int) -> str:
+    """A hash tag of this slot. A key may have bytes that no tag can have; a number has none of them."""
+    return next(tag for tag in map(str, itertools.count()) if slot_of(tag.encode()) == slot)

@@ -1,0 +1,238 @@
+"""Holds, releases and settlements: requests that are sent in the background, and their timetable."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._clock import FOREVER, LONG_PAUSE, SHORT_PAUSE, TICK
+from ._commands import Command, Target, milliseconds
+from .errors import LockLost, NotOwner, Refused, Unavailable, typed
+
+if TYPE_CHECKING:
+    from ._attempt import Attempt
+
+log = logging.getLogger("rlock_redis")
+
+MAX_SETTLEMENTS = 1000
+
+
+class Item:
+    """A request that is sent until it is answered or `until` has come."""
+
+    key: bytes
+    due = FOREVER
+    until = FOREVER
+    timeout = 1.0
+    pause = SHORT_PAUSE
+    what = ""
+    under_way = 0
+    commands: Callable[[], Sequence[Command]]
+    # Takes the replies, the time before the request was sent, and now; returns whether nothing more has to be sent.
+    take: Callable[[Sequence[Any], float, float], bool]
+
+    def retry(self, now: float) -> None:
+        # On a common grid, so that requests that failed at different times share a pipeline.
+        due = math.ceil((now + self.pause) / SHORT_PAUSE) * SHORT_PAUSE
+        self.due, self.pause = min(self.due, due), min(LONG_PAUSE, 2 * self.pause)
+
+
+class Errand(Item):
+    """A settlement, or a release whose first attempt failed."""
+
+    due = 0.0
+
+    def __init__(
+        self, target: Target, owner: str, commands: Sequence[Command], until: float, timeout: float, what: str
+    ) -> None:
+        self.target, self.key, self.owner = target, target.keys[0], owner
+        self._commands, self.until, self.timeout, self.what = commands, until, timeout, f"{what} {target}"
+
+    def commands(self) -> Sequence[Command]:
+        return self._commands
+
+    def take(self, replies: Sequence[Any], sent: float, now: float) -> bool:
+        problems = [typed(reply) for reply in replies if isinstance(reply, BaseException)]
+        if any(isinstance(problem, Unavailable) for problem in problems):
+            self.retry(now)
+            return False
+        for problem in problems:
+            # After STALE a newer request of this owner shares the hold.
+            if isinstance(problem, Refused) and problem.code != "STALE":
+                log.warning("%s was refused: %s", self.what, problem)
+        return True
+
+
+class Hold(Item):
+    """A lock that was acquired.
+
+    ``token`` is the fencing token, ``tokens`` has one for each key, and ``owner`` is the name that the server knows.
+    The client believes in the hold until its deadline: the moment before the last answered request was sent, plus
+    the lease, minus 1 % of the lease and 2 ms.
+    """
+
+    _ended: Callable[[bool], None]  # Tells whoever waits for the end of this hold whether it was lost.
+
+    def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
+        self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
+        self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
+        self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
+        self._user = self._client._scope()
+        self._release_id = attempt.id + 1  # Below that of a newer request of the owner, which may share the hold.
+        self._is_settled = False  # Whether the engine releases it, because the clock has ended it.
+        self.key = self._target.keys[0]
+        # A connection may be lost without our notice, and the server then ends a session after its grace. So the
+        # belief is always the shorter of lease and grace.
+        self._belief = min(self._lease, self._options.session or FOREVER)
+        self.until = self._deadline(sent)
+        if self._options.renew:
+            self.due = sent + self._belief / 3
+        # Rounded down to one of a few values, so that holds with other leases share a pipeline.
+        self.timeout = 1.25 ** math.floor(math.log(min(self._client.command_timeout, self._belief / 3), 1.25))
+
+    def _deadline(self, sent: float, left: float = FOREVER) -> float:
+        return sent + min(self._belief, left) * 0.99 - 0.002
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; 0 if the hold has ended."""
+        return max(0.0, self.until - self._client.clock()) if self.held else 0.0
+
+    @property
+    def held(self) -> bool:
+        """Whether the hold is still believed in. Compares the clock itself and asks no server."""
+        return self._state == "held" and self._client.clock() < self.until and self._process == self._client.id
+
+    @property
+    def lost(self) -> bool:
+        """Whether the hold ended before its owner released it."""
+        return self._state == "lost" or (self._state == "held" and not self.held)
+
+    def check(self) -> None:
+        """Raises :class:`LockLost` unless the hold is held."""
+        if not self.held:
+            raise LockLost(f"the hold of {self._target} has ended")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._target} token={self.token} held={self.held}>"
+
+    def commands(self) -> Sequence[Command]:
+        return [self._target.renewal(self.owner, self.tokens)]
+
+    def take(self, replies: Sequence[Any], sent: float, now: float) -> bool:
+        if isinstance(replies[0], BaseException):
+            if isinstance(typed(replies[0]), NotOwner):
+                self.until = -FOREVER
+            else:
+                self.retry(now)
+        elif now < self.until:
+            self.until = max(self.until, self._deadline(sent, int(replies[0]) / 1000))
+            self.due, self.pause = sent + self._belief / 3, SHORT_PAUSE
+        return False
+
+    def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:
+        """For as long as the server may know the hold."""
+        options: Command = () if keep is None else ("KEEP", milliseconds(keep))
+        now = self._client.clock()
+        # While its connection is open, a hold with a session lasts longer than the belief in it.
+        may_outlast = self.until <= now or self._options.session is not None
+        until = min(now + self._lease if may_outlast else self.until, now + within)
+        commands = self._target.releases(self.owner, self._release_id, self.tokens, *options)
+        return Errand(self._target, self.owner, commands, until, self.timeout, "the release of")
+
+
+class Engine:
+    """The timetable of holds and errands. Thread-safe, and never locked while anything is sent."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._items: dict[Item, None] = {}  # In order: a newer request of an owner makes its older ones stale.
+
+    def add(self, item: Item) -> None:
+        with self._lock:
+            # The claim or the lease bounds what stays behind.
+            if isinstance(item, Hold) or len(self.errands()) < MAX_SETTLEMENTS:
+                self._items[item] = None
+
+    def errands(self) -> list[Errand]:
+        return [item for item in list(self._items) if isinstance(item, Errand)]
+
+    def poll(self) -> tuple[list[Hold], dict[float, list[Item]], float | None]:
+        """Holds lost just now, requests to send now by their timeout, seconds until the next poll."""
+        now, wake = self._clock(), TICK
+        lost: list[Hold] = []
+        groups: dict[float, list[Item]] = {}
+        with self._lock:
+            for item in list(self._items):
+                if now >= item.until:
+                    self._items.pop(item, None)
+                    if isinstance(item, Hold):
+                        item._state = "lost"
+                        lost.append(item)
+                    else:
+                        log.warning("%s did not reach the server", item.what)
+                    continue
+                # Requests that are due soon share the pipeline of those that are due now.
+                if item.due <= now + item.timeout / 10 and item.under_way < 2:
+                    item.due = now + item.timeout + SHORT_PAUSE  # Unless an answer or an error comes first.
+                    item.under_way += 1
+                    groups.setdefault(item.timeout, []).append(item)
+                wake = min(wake, item.until - now, item.due - now if item.under_way < 2 else FOREVER)
+            # A renewal on its way may extend a hold that the clock has ended. The work stops during the pause; a poll
+            # sends what is due within a tenth of the timeout.
+            room = max(0, MAX_SETTLEMENTS - len(self.errands())) if lost else 0
+            for hold in [hold for hold in lost if hold.until > -FOREVER or len(hold.tokens) > 1][:room]:
+                errand, hold._is_settled = hold._release_errand(None), True
+                errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
+                errand.retry(now)
+                if errand.due < errand.until:
+                    self._items[errand] = None
+                wake = min(wake, errand.due - now)
+            return lost, groups, max(0.0, wake) if self._items else None
+
+    def answered(self, items: Iterable[Item], replies: Sequence[Any], sent: float) -> None:
+        """Takes the replies to all commands of these items, in order."""
+        now, at = self._clock(), 0
+        with self._lock:
+            for item in items:
+                count = len(item.commands())
+                item.under_way -= 1
+                try:
+                    if item in self._items and item.take(replies[at : at + count], sent, now):
+                        self._items.pop(item, None)
+                except Exception as error:  # The other items have to hear their answers.
+                    log.warning("the answer %r was not understood: %s", replies[at : at + count], error)
+                    item.retry(now)
+                at += count
+
+    def failed(self, items: Iterable[Item]) -> None:
+        """No answer came: the connection was lost or was too slow."""
+        now = self._clock()
+        with self._lock:
+            for item in items:
+                item.under_way -= 1
+                item.retry(now)
+            for item in self._items:  # The lost connection may have been the last one of their session.
+                if isinstance(item, Hold) and item._options.session is not None and item._options.renew:
+                    item.due = min(item.due, now + item.pause)
+
+    def hasten(self, owner: str, keys: Sequence[bytes]) -> bool:
+        """Whether errands of this owner for these keys are left. They become due at once."""
+        with self._lock:
+            left = [x for x in self.errands() if x.owner == owner and not set(keys).isdisjoint(x.target.keys)]
+            for errand in left:
+                errand.due = 0.0
+            return bool(left)
+
+    def end(self, hold: Hold) -> bool | None:
+        """Ends the belief in a hold. Returns whether it was held until now, None if `poll` has ended it before."""
+        with self._lock:
+            if hold._state != "held":
+                return None
+            held = hold.held
+            self._items.pop(hold, None)
+            hold._state = "released" if held else "lost"
+        return held
