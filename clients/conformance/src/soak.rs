@@ -13,7 +13,7 @@ use crate::servers::Programs;
 use crate::world::{PATIENCE, World, pause};
 
 const ROUND_MS: u64 = 15_000;
-/// What a process may have more at the end than in the second quarter of the time. Runtimes return memory late.
+/// The growth that is allowed from the second quarter of the time to the last. Runtimes return memory late.
 const MORE_MEMORY: i64 = 16 << 20;
 const MORE_HANDLES: i64 = 10;
 const MORE_TASKS: i64 = 10;
@@ -32,7 +32,7 @@ pub struct Options {
     write: Option<PathBuf>,
 }
 
-/// What a process uses while it has nothing to do.
+/// The memory, handles and tasks of a process without holds and requests.
 #[derive(Clone, Copy, Default)]
 struct Usage {
     memory_bytes: i64,
