@@ -251,9 +251,9 @@ test-clients: build ## Test the clients of all languages with clients/conformanc
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/clients $(CLIENTS)
 
-soak-clients: build ## Let the packages of all languages work for MINUTES in bad weather, check that they stay flat, and write clients/conformance/SOAK.md
+soak-clients: build ## Let the packages of all languages work for MINUTES in bad weather, and check that they stay flat; WRITE=1 writes clients/conformance/SOAK.md
 	@$(NEED) server
-	@SERVER=$(SERVER) MODULE=$(MODULE) RUN="soak --minutes $(MINUTES) --write clients/conformance/SOAK.md" ./scripts/clients $(CLIENTS)
+	@SERVER=$(SERVER) MODULE=$(MODULE) RUN="soak --minutes $(MINUTES) $(if $(WRITE),--write clients/conformance/SOAK.md)" ./scripts/clients $(CLIENTS)
 
 test-examples: build ## Run examples/ against provoked failures; EXAMPLES=bash for one of them
 	@$(NEED) server

@@ -66,7 +66,7 @@ pub async fn run(servers: &Arc<Programs>, options: &Options) -> Result<(), Broke
     }
     print!("{table}");
     if let Some(file) = &options.write {
-        std::fs::write(file, format!("# Soak\n\nWritten by `make soak-clients`.\n\n{table}"))
+        std::fs::write(file, format!("# Soak\n\nWritten by `make soak-clients WRITE=1`.\n\n{table}"))
             .map_err(|error| Broken::new("driver", format!("--write {}: {error}", file.display())))?;
     }
     outcome
