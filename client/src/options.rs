@@ -140,8 +140,10 @@ macro_rules! option_methods {
         /// in a cycle, the server refuses with [`Error::Deadlock`](crate::Error::Deadlock).
         ///
         /// An owner stands for one thread of control, with one request at a time per key: while it
-        /// waits, its releases of that key wait too. If several clients use the owner at the same
-        /// time, they share one hold, which the first release ends; see
+        /// waits, its releases of that key wait too. Several clients must not use an owner at the
+        /// same time: they would share one hold, and the first release, or an acquisition that is
+        /// given up, would end it. A newer request ends one that waits, with
+        /// [`Error::Superseded`](crate::Error::Superseded). For such owners there is
         /// [`shared_owner`](Self::shared_owner).
         #[must_use]
         pub fn owner(mut self, owner: impl AsRef<[u8]>) -> Self {

@@ -96,20 +96,23 @@ async fn soak(servers: Arc<Programs>, named: String, minutes: f64) -> Result<(St
         // A client that lives for one round.
         let url = proxies[0].url();
         let visitor = json!({"client": format!("visitor-{}", usages.len()), "url": url});
-        world.program.call("connect", visitor.clone()).ok(PATIENCE).await?;
+        world.program.call("connect", visitor.clone()).ok(PATIENCE).await.during(name)?;
         let work = json!({"client": visitor["client"], "kind": "mutex", "keys": ["v"], "tasks": 2, "times": 5});
-        world.program.call("work", work).ok(PATIENCE).await?;
-        world.program.call("close", json!({"client": visitor["client"]})).ok(PATIENCE).await?;
+        world.program.call("work", work).ok(PATIENCE).await.during(name)?;
+        world.program.call("close", json!({"client": visitor["client"]})).ok(PATIENCE).await.during(name)?;
+        world.server.is_clean(PATIENCE).await.during(name)?;
         pause(1000).await;
-        let said = world.program.call("stats", json!({})).ok(PATIENCE).await?;
+        let said = world.program.call("stats", json!({})).ok(PATIENCE).await.during(name)?;
         let [memory_bytes, handles, tasks] = ["memory_bytes", "handles", "tasks"].map(|field| said[field].as_i64());
         let (Some(memory_bytes), Some(handles), Some(tasks)) = (memory_bytes, handles, tasks) else {
             return Err(Broken::new("driver", format!("{name}: stats answered {said}; expected three numbers")));
         };
         usages.push(Usage { memory_bytes, handles, tasks });
     }
-    world.close_clients().await?;
+    world.close_clients().await.during(name)?;
+    world.server.is_clean(PATIENCE).await.during(name)?;
     let count = usages.len();
+    ensure!(count >= 4, "driver", "{name}: {count} rounds in {minutes} minutes are too few; expected at least 4");
     let (before, after) = (median(&usages[count / 4..count.div_ceil(2)]), median(&usages[count * 3 / 4..]));
     let mib = |usage: Usage| usage.memory_bytes as f64 / f64::from(1 << 20);
     let row = format!(

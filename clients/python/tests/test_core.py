@@ -18,7 +18,7 @@ import redis
 from conftest import eventually
 from redis import exceptions as x
 
-from rlock_redis import AsyncRLockClient, LockError, Refused, RLockClient, Unavailable, _attempt, _identity, _sync
+from rlock_redis import AsyncRLockClient, LockError, Refused, RLockClient, Unavailable, _attempt, _request_ids, _sync
 from rlock_redis._attempt import Attempt, Mailbox
 from rlock_redis._clock import FOREVER, SteadyClock
 from rlock_redis._commands import WAITING, Target, slot_of, tag_of, tokens_of
@@ -347,7 +347,7 @@ class _Box:
 
 
 def test_request_ids_begin_at_the_wall_clock_and_rise() -> None:
-    ids = [_identity.next_id() for _ in range(3)]
+    ids = [_request_ids.next_id() for _ in range(3)]
     assert ids == sorted(ids)
     assert abs(ids[0] / 1e6 - time.time()) < 3600
 
@@ -369,7 +369,7 @@ def in_fork(function: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
-def test_forked_child_has_a_new_identity(client_class: Any) -> None:
+def test_forked_child_has_a_new_request_ids(client_class: Any) -> None:
     client = client_class(redis.Redis())
     first, second = in_fork(lambda: client.id), in_fork(lambda: client.id)
     assert len({client.id, first, second}) == 3
@@ -379,8 +379,8 @@ def test_forked_child_has_a_new_identity(client_class: Any) -> None:
 def test_request_ids_rise_over_a_fork(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also above those of a child that came before, whose owner has the same name."""
     parents, now = int(time.time() * 1e6) + ahead, int(time.time() * 1e6)
-    monkeypatch.setattr(_identity, "_ids", itertools.count(parents))
-    assert int(in_fork(_identity.next_id)) >= max(parents, now)
+    monkeypatch.setattr(_request_ids, "_ids", itertools.count(parents))
+    assert int(in_fork(_request_ids.next_id)) >= max(parents, now)
 
 
 def test_lease_and_client_are_checked() -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ._clock import ASK_AGAIN, CLAIM, FOREVER, LONG_PAUSE, NIL_MARGIN, SHORT_PAUSE
 from ._commands import WAITING, Command, Target, encoded, first, milliseconds, tokens_of
 from ._hold import Errand, Hold, log
-from ._identity import next_id
 from ._options import Options
+from ._request_ids import next_id
 from .errors import LockError, NotOwner, Refused, Superseded, Unavailable, error_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Attempt:
         """Claims a grant. None if the claim has expired, or the time is up."""
         clock, pause, target = self.client.clock, SHORT_PAUSE, self.target
         request = target.renewal(self.owner, tokens)
-        # A new request before the server has denied this hold would count it twice.
+        # A new request would only share this hold, as long as the server has not denied it.
         while clock() < self._end + NIL_MARGIN:
             sent = clock()
             try:

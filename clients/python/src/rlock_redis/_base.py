@@ -1,6 +1,6 @@
 """What the synchronous and the asyncio client share.
 
-Nothing here waits or sends by itself: the two clients add what does.
+How to wait, to read an answer and to run in the background is added by the two clients.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ._clock import CLOSE_WITHIN, SHORT_PAUSE, SteadyClock
 from ._commands import Command, Message, Target, encoded, first, milliseconds, slot_of, tag_of
 from ._connections import Route, done
 from ._hold import Engine, Errand, Hold, Item, log
-from ._identity import clients
 from ._options import LockOptions, Options
+from ._request_ids import clients
 from .errors import Closed, LockError, LockLost, LockTimeout, Stopped, Unavailable, code_of, typed
 
 if TYPE_CHECKING:

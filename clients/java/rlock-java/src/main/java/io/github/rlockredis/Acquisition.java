@@ -143,7 +143,7 @@ final class Acquisition {
         // dispatches may overtake those before it.
         var ready = resource.keys().size() == 1
                 ? client.wire.ready()
-                : client.settled(owner).thenCombine(client.wire.ready(), (settled, connected) -> null);
+                : client.settled(resource.places(owner)).thenCombine(client.wire.ready(), (settled, connected) -> null);
         client.then(
                 wait == 0 ? ready : ready.thenCombine(client.wire.subscribe(channel), (a, b) -> null),
                 (ignored, error) -> {

@@ -278,7 +278,7 @@ public final class Hold implements AutoCloseable {
             client.holds.remove(this);
             // The work stops in the meantime.
             long pause = Math.min(options.sessionLease(lease) / 100, LONGEST_SLEEP_MS);
-            if (settle) client.schedule(() -> client.settle(resource, owner, 0, request, tokens, lease), pause);
+            if (settle) client.settle(resource, owner, 0, request, tokens, lease, pause);
         });
         client.lost(this, lost);
         return true;
@@ -322,7 +322,8 @@ public final class Hold implements AutoCloseable {
         var answered = new CompletableFuture<Void>();
         client.then(answered, (released, error) -> {
             boolean lost = error instanceof LockLostException;
-            if (lost && tokens.size() > 1) client.settle(resource, owner, 0, request, tokens, lease); // The other keys.
+            // Some keys may still be held: RELEASE of several frees none if one of them is lost or was acquired again.
+            if (error != null && tokens.size() > 1) client.settle(resource, owner, 0, request, tokens, lease);
             if (!lost) {
                 boolean shared = error instanceof RLockException refused
                         && refused.code().equals("STALE");
@@ -336,7 +337,7 @@ public final class Hold implements AutoCloseable {
         });
         // While its connection is open, a hold with a session lasts longer than the belief in it.
         var limit = options.session() == null ? deadline : Deadline.in(client.clock, lease);
-        client.insist(owner, List.of(call), limit, RLockClient.SHORTEST_PAUSE_MS, answered);
+        client.insist(resource.places(owner), List.of(call), limit, RLockClient.SHORTEST_PAUSE_MS, answered);
     }
 
     private void await(CompletableFuture<Void> released) {

@@ -11,6 +11,7 @@ import java.security.SecureRandom;
 import java.time.Instant;
 import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
@@ -92,7 +93,7 @@ public final class RLockClient implements AutoCloseable {
     final Map<Long, Acquisition> waits = new HashMap<>();
     final Map<Resource.Place, Queue<Acquisition>> turns = new HashMap<>(); // Of named owners.
     final Set<Hold> holds = new HashSet<>();
-    final Map<CompletableFuture<Void>, String> pending = new HashMap<>();
+    final Map<CompletableFuture<Void>, List<Resource.Place>> pending = new HashMap<>();
     private int settlements;
 
     private final String id = String.format("%032x", new BigInteger(128, new SecureRandom()));
@@ -471,6 +472,12 @@ public final class RLockClient implements AutoCloseable {
 
     /** Ends a request, if it is not 0, and then the hold that was granted to it, by a request of its own. */
     void settle(Resource resource, String owner, long request, long release, List<Long> tokens, long lease) {
+        settle(resource, owner, request, release, tokens, lease, 0);
+    }
+
+    /** As above, after so many milliseconds. */
+    void settle(
+            Resource resource, String owner, long request, long release, List<Long> tokens, long lease, long pause) {
         if (settlements >= MAX_SETTLEMENTS) return;
         settlements++;
         var calls = new ArrayList<Resource.Call>();
@@ -483,23 +490,32 @@ public final class RLockClient implements AutoCloseable {
         }
         var done = new CompletableFuture<Void>();
         then(done, (settled, error) -> settlements--);
-        insist(owner, calls, Deadline.in(clock, lease), SHORTEST_PAUSE_MS, done);
+        var places = resource.places(owner);
+        Runnable send = () -> insist(places, calls, Deadline.in(clock, lease), SHORTEST_PAUSE_MS, done);
+        pending.put(done, places);
+        if (pause == 0) send.run();
+        else schedule(send, pause);
     }
 
-    /** Completes when all that an owner has released or given up so far is answered. */
-    CompletableFuture<Void> settled(String owner) {
-        var own = pending.entrySet().stream().filter(entry -> entry.getValue().equals(owner));
+    /** Completes when the releases and settlements of an owner so far, for one of these keys, are answered. */
+    CompletableFuture<Void> settled(List<Resource.Place> places) {
+        var own = pending.entrySet().stream().filter(entry -> !Collections.disjoint(entry.getValue(), places));
         return CompletableFuture.allOf(own.map(Map.Entry::getKey).toArray(CompletableFuture[]::new))
                 .exceptionally(refused -> null);
     }
 
     /** Sends commands until none of them fails with an error that passes. */
-    void insist(String owner, List<Resource.Call> calls, Deadline until, long pause, CompletableFuture<Void> done) {
-        pending.put(done, owner);
+    void insist(
+            List<Resource.Place> places,
+            List<Resource.Call> calls,
+            Deadline until,
+            long pause,
+            CompletableFuture<Void> done) {
+        pending.put(done, places);
         // Sent one behind the other, they keep their order only over a connection that is there.
         then(wire.ready(), (ready, unready) -> {
             if (unready != null) {
-                answered(owner, calls, until, pause, done, List.of(RLockException.of(unready)));
+                answered(places, calls, until, pause, done, List.of(RLockException.of(unready)));
                 return;
             }
             var sent = calls.stream()
@@ -508,13 +524,13 @@ public final class RLockClient implements AutoCloseable {
                     .toList();
             then(CompletableFuture.allOf(sent.toArray(CompletableFuture<?>[]::new)), (all, none) -> {
                 var failures = sent.stream().map(CompletableFuture::join).filter(Objects::nonNull);
-                answered(owner, calls, until, pause, done, failures.toList());
+                answered(places, calls, until, pause, done, failures.toList());
             });
         });
     }
 
     private void answered(
-            String owner,
+            List<Resource.Place> places,
             List<Resource.Call> calls,
             Deadline until,
             long pause,
@@ -522,7 +538,7 @@ public final class RLockClient implements AutoCloseable {
             List<RLockException> failures) {
         if (failures.stream().anyMatch(UnavailableException.class::isInstance) && until.left() > pause) {
             wire.doubts++;
-            schedule(() -> insist(owner, calls, until, longer(pause), done), pause);
+            schedule(() -> insist(places, calls, until, longer(pause), done), pause);
             return;
         }
         pending.remove(done);

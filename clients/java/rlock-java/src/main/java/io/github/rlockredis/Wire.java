@@ -290,7 +290,8 @@ final class Wire {
         @Override
         public void subscribed(String channel, long count) {
             client.execute(() -> {
-                // Unknown: Lettuce has renewed a subscription that was given up, maybe at a former master.
+                // Lettuce also renews subscriptions that were given up, maybe at a former master. If one of
+                // them confirms too early, the right confirmation makes the waits repeat their requests.
                 var confirmed = channels.get(channel);
                 if (confirmed != null && !confirmed.complete(null)) client.interrupted(channel);
             });
