@@ -473,6 +473,21 @@ class LockTest {
         assertNothingLeft("k");
     }
 
+    /** The server still knows the other key, and refuses a request for keys of which the owner holds some. */
+    @Test
+    void several_keys_are_acquired_again_at_once_after_one_was_taken_away() throws Exception {
+        var lock = client.multiLock("a", "b");
+        for (boolean lostBefore : List.of(false, true)) {
+            Hold hold = lock.acquire();
+            redis.del("b");
+            if (lostBefore) assertThrows(LockLostException.class, () -> hold.extend(Duration.ofSeconds(30)));
+            assertThrows(LockLostException.class, hold::close);
+            lock.acquire().close();
+        }
+        assertNothingLeft("a");
+        assertNothingLeft("b");
+    }
+
     @Test
     void an_interrupted_thread_holds_nothing() throws Exception {
         var thread = Thread.currentThread();
