@@ -199,8 +199,8 @@ fn numbers(value: &Value) -> Vec<Word> {
 
 /// Spans of time may differ a little; everything else must be equal.
 fn are_alike(there: &[Word], here: &[Word]) -> bool {
-    let is_span =
-        |name: Option<&Word>| matches!(name, Some(Word::Text(name)) if name == "lease-ms" || name == "waited-ms");
+    const SPANS: [&str; 3] = ["lease-ms", "held-ms", "waited-ms"];
+    let is_span = |name: Option<&Word>| matches!(name, Some(Word::Text(name)) if SPANS.contains(&name.as_str()));
     there.len() == here.len()
         && there.iter().zip(here).enumerate().all(|(at, (one, other))| match (one, other) {
             (Word::Number(one), Word::Number(other)) if is_span(at.checked_sub(1).and_then(|at| there.get(at))) => {
