@@ -369,7 +369,7 @@ def in_fork(function: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
-def test_forked_child_has_a_new_request_ids(client_class: Any) -> None:
+def test_forked_child_has_a_new_identity(client_class: Any) -> None:
     client = client_class(redis.Redis())
     first, second = in_fork(lambda: client.id), in_fork(lambda: client.id)
     assert len({client.id, first, second}) == 3

@@ -186,8 +186,7 @@ final class Wire {
      * was made, which may be a replica by now. The master undoes a grant if it finds no subscriber of its own.
      *
      * <p>For some time after a connection was lost, it asks for the map of the cluster each time: by default Lettuce
-     * does so once in 30 seconds. The first new map may be wrong: a master that starts again after a failover takes
-     * itself for the master until it hears of the new one.
+     * does so once in 30 seconds.
      */
     private void follow() {
         if (unsettled != null && unsettled.left() > 0 && refreshing.isDone()) {
