@@ -134,6 +134,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of offsets")]
     fn more_offsets_than_are_kept_make_the_right_end_earlier() {
         let mut right = RightToGrant::new();
         for now in 1..=MAX_NOTED as u64 + 10 {

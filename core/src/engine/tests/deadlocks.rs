@@ -238,7 +238,9 @@ fn no_cycle_remains_if_values_stay_under_their_keys() {
         let later = world.outputs.drain(..).filter(|(_, output)| is_deadlock(output)).count();
         refused = [refused[0] + u32::from(is_refused), refused[1] + u32::try_from(later).unwrap()];
     }
-    assert!(refused[0] > requests / 50 && refused[1] > 0, "{refused:?} were refused at once and later");
+    // So few requests as under Miri may all be refused at once.
+    let later_is_tried = refused[1] > 0 || requests < 500;
+    assert!(refused[0] > requests / 50 && later_is_tried, "{refused:?} were refused at once and later");
 }
 
 enum Outcome {

@@ -146,9 +146,11 @@ impl World<'_> {
     }
 
     pub(super) fn run_timer(&mut self, number: usize) {
-        loop {
+        for turn in 0.. {
+            assert!(turn < 1000, "the timer finishes");
             self.server(number).engine.begin_turn();
-            loop {
+            for step in 0.. {
+                assert!(step < 1000, "the turn finishes");
                 self.take_offers(number);
                 let (now, mut out) = (self.now_of(number), Outbox::new(true));
                 let job = self.server(number).engine.next_job(now, &mut out);
