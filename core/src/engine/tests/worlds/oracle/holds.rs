@@ -19,6 +19,8 @@ pub(crate) struct Held {
     /// Its last numbered request.
     pub(crate) mark: Mark,
     pub(super) session: Option<Session>,
+    /// Granted after a wait with CLAIM, and not claimed yet.
+    pub(super) is_unclaimed: bool,
 }
 
 /// The options of RELEASE.
@@ -56,7 +58,8 @@ impl Oracle {
             Some(at) => &mut self.holds[at],
             None => {
                 self.forget_earlier(owner, mode);
-                self.holds.push(Held { owner, mode, count: 0, until_ms, mark: None, session: None });
+                let is_unclaimed = wish.claim_ms.is_some();
+                self.holds.push(Held { owner, mode, count: 0, until_ms, mark: None, session: None, is_unclaimed });
                 self.holds.last_mut().expect("it was added")
             }
         };
@@ -64,6 +67,7 @@ impl Oracle {
         held.until_ms = held.until_ms.max(until_ms);
         held.mark = mark.or(held.mark);
         held.bind(session_ms);
+        held.is_unclaimed &= verdict == Verdict::Grant;
         let has_bound = held.is_bound() && !before.as_ref().is_some_and(Held::is_bound);
         Grant { owner, wish: *wish, count, has_bound, before }
     }
@@ -71,6 +75,9 @@ impl Oracle {
     /// Like `give`, for a request that did not wait: its reply confirms it.
     pub(super) fn give_at_once(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) {
         self.give(owner, &Wish { claim_ms: None, ..*wish }, verdict, now_ms);
+        if let Some(at) = self.position(owner, wish.mode) {
+            self.holds[at].is_unclaimed = false;
+        }
         self.hear(owner, wish.mode);
     }
 
@@ -121,6 +128,7 @@ impl Oracle {
         self.hear(owner, mode);
         let held = &mut self.holds[at];
         held.until_ms = held.until_ms.max(now_ms + lease_ms);
+        held.is_unclaimed = false;
         held.bind(None);
         Told::Left(held.count)
     }

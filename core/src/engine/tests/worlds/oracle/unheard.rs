@@ -28,13 +28,17 @@ impl Grant {
 }
 
 impl Held {
-    /// Removes the options that a grant set. The deadline changes only with a session.
+    /// Removes the options that a grant set. The deadline changes only with a session, and if the
+    /// hold is unclaimed.
     fn take_back(&mut self, Grant { wish, has_bound, before, .. }: &Grant, now_ms: u64) {
         if *has_bound {
             self.unbind();
         }
         if wish.id.is_some() {
             self.mark = before.as_ref().and_then(|before| before.mark);
+        }
+        if let Some(before) = before.as_ref().filter(|_| self.is_unclaimed) {
+            self.until_ms = before.until_ms;
         }
         let mut is_longer = false;
         if wish.session_ms.is_some() {
