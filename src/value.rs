@@ -15,12 +15,19 @@ use crate::timer;
 /// The version of the payload format. The module refuses newer versions.
 pub(crate) const PAYLOAD_VERSION: i32 = 1;
 
-/// Reads a value. With `None` the server fails the command or the load.
-pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
+/// Whether this version of the module can read a payload; if not, the log says so.
+fn is_readable(version: i32) -> bool {
     if version != PAYLOAD_VERSION {
         log_warning(&format!(
-            "a lock was saved by a newer rlock (payload version {version}, this one reads {PAYLOAD_VERSION})"
+            "the data was saved by a newer rlock (payload version {version}, this one reads {PAYLOAD_VERSION})"
         ));
+    }
+    version == PAYLOAD_VERSION
+}
+
+/// Reads a value. With `None` the server fails the command or the load.
+pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
+    if !is_readable(version) {
         return None;
     }
     let now = clock::now();
@@ -177,7 +184,7 @@ pub(crate) fn end_file(save: &Save) {
 
 /// Reads the last token of a file. Files of older versions always have one.
 pub(crate) fn load_aux(load: &Load, version: i32) -> bool {
-    if version != PAYLOAD_VERSION {
+    if !is_readable(version) {
         return false;
     }
     match load.number() {
@@ -191,6 +198,9 @@ pub(crate) fn load_aux(load: &Load, version: i32) -> bool {
             ));
             false
         }
-        None => false,
+        None => {
+            log_warning("the file is cut short or damaged within the last token");
+            false
+        }
     }
 }

@@ -9,12 +9,18 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use crate::mutations::assert_usable;
-use crate::support::{Client, Command, Reply, Server, at_length, eventually, propagated, seed};
+use crate::support::{
+    Client, Command, Reply, Server, at_length, eventually, propagated, seed, skipped_here,
+    snapshots_may_have_the_last_token,
+};
 
 const SOON: Duration = Duration::from_secs(5);
 
 /// The reply of TYPE for a lock.
 const LOCK_TYPE: &str = "RedisLock";
+
+/// The line that the module logs for a file that ends within its last token.
+const TOKEN_IS_CUT: &str = "rlock: the file is cut short or damaged within the last token";
 
 /// Overwrites a file.
 fn write(path: &PathBuf, bytes: &[u8]) {
@@ -75,10 +81,9 @@ fn damaged_snapshot_is_loaded_or_refused_without_a_crash() {
             Err(log) => {
                 refused += 1;
                 let is_ours = log.contains("the responsible module is not able to load");
-                assert!(
-                    !is_ours || log.contains("rlock: the payload of a lock is malformed: "),
-                    "the log says why:\n{log}"
-                );
+                let says_why =
+                    log.contains("rlock: the payload of a lock is malformed: ") || log.contains(TOKEN_IS_CUT);
+                assert!(!is_ours || says_why, "the log says why:\n{log}");
                 by_the_module += usize::from(is_ours);
             }
         }
@@ -89,6 +94,28 @@ fn damaged_snapshot_is_loaded_or_refused_without_a_crash() {
     write(&path, &whole);
     server.restart();
     assert_eq!(server.client().call("RLOCK.HOLDS lock-7 owner-of-7"), 1);
+}
+
+#[test]
+fn snapshot_that_ends_within_its_last_token_is_refused_with_the_reason() {
+    let mut server = Server::with(&["rdbcompression no", "dbfilename dump.rdb"]);
+    let mut client = server.client();
+    if !snapshots_may_have_the_last_token(&mut client) {
+        return skipped_here("no snapshot has the last token");
+    }
+    client.acquire("job owner PX 600000");
+    assert_eq!(client.call("SAVE"), "OK");
+    let path = server.folder().join("dump.rdb");
+    let whole = fs::read(&path).expect("a snapshot");
+    server.kill();
+    // After the token follow the ends of the module's data and of the file, and its checksum.
+    let end = whole.len() - 2 - size_of::<u64>();
+    write(&path, &whole[..end - 1]);
+    let log = server.try_restart().expect_err("the file is refused");
+    assert!(log.contains(TOKEN_IS_CUT), "{log}");
+    write(&path, &whole);
+    server.restart();
+    assert_eq!(server.client().call("RLOCK.HOLDS job owner"), 1);
 }
 
 #[test]
