@@ -27,6 +27,7 @@ fn left_ms(world: &World, key: &Key) -> Option<u64> {
 /// There are more sessions than one step visits when the connection closes (`BINDINGS`). The budget
 /// is not reduced.
 #[test]
+#[cfg_attr(miri, ignore = "each step checks a hundred locks")]
 fn session_renewed_by_a_script_survives_its_closed_connection() {
     let mut world = World::new();
     let session = Request { session_ms: Some(10), ..asking(Kind::Mutex, Mode::Exclusive, Ask::Try) };
