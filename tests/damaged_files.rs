@@ -96,26 +96,74 @@ fn damaged_snapshot_is_loaded_or_refused_without_a_crash() {
     assert_eq!(server.client().call("RLOCK.HOLDS lock-7 owner-of-7"), 1);
 }
 
+/// A snapshot with the lock `job`, whose server is down.
+struct Saved {
+    server: Server,
+    path: PathBuf,
+    whole: Vec<u8>,
+    has_the_last_token: bool,
+}
+
+impl Saved {
+    fn new() -> Self {
+        let mut server = Server::with(&["rdbcompression no", "rdbchecksum no", "dbfilename dump.rdb"]);
+        let mut client = server.client();
+        client.acquire("job owner PX 600000");
+        assert_eq!(client.call("SAVE"), "OK");
+        let has_the_last_token = snapshots_may_have_the_last_token(&mut client);
+        let path = server.folder().join("dump.rdb");
+        let whole = fs::read(&path).expect("a snapshot");
+        server.kill();
+        Self { server, path, whole, has_the_last_token }
+    }
+
+    #[track_caller]
+    fn assert_refused(&mut self, damaged: &[u8], reason: &str) {
+        write(&self.path, damaged);
+        let log = self.server.try_restart().expect_err("the file is refused");
+        assert!(log.contains(reason), "{log}");
+    }
+
+    #[track_caller]
+    fn assert_whole_is_loaded(&mut self) {
+        write(&self.path, &self.whole);
+        self.server.restart();
+        assert_eq!(self.server.client().call("RLOCK.HOLDS job owner"), 1);
+    }
+}
+
 #[test]
 fn snapshot_that_ends_within_its_last_token_is_refused_with_the_reason() {
-    let mut server = Server::with(&["rdbcompression no", "dbfilename dump.rdb"]);
-    let mut client = server.client();
-    if !snapshots_may_have_the_last_token(&mut client) {
-        return skipped_here("no snapshot has the last token");
+    let mut saved = Saved::new();
+    if saved.has_the_last_token {
+        // After the token follow the ends of the module's data and of the file, and its checksum.
+        let end = saved.whole.len() - 2 - size_of::<u64>();
+        let cut = saved.whole[..end - 1].to_vec();
+        saved.assert_refused(&cut, TOKEN_IS_CUT);
+    } else {
+        skipped_here("no snapshot has the last token");
     }
-    client.acquire("job owner PX 600000");
-    assert_eq!(client.call("SAVE"), "OK");
-    let path = server.folder().join("dump.rdb");
-    let whole = fs::read(&path).expect("a snapshot");
-    server.kill();
-    // After the token follow the ends of the module's data and of the file, and its checksum.
-    let end = whole.len() - 2 - size_of::<u64>();
-    write(&path, &whole[..end - 1]);
-    let log = server.try_restart().expect_err("the file is refused");
-    assert!(log.contains(TOKEN_IS_CUT), "{log}");
-    write(&path, &whole);
-    server.restart();
-    assert_eq!(server.client().call("RLOCK.HOLDS job owner"), 1);
+    saved.assert_whole_is_loaded();
+}
+
+/// The type's name with the payload version in its last bits precedes the value, which follows its
+/// key, and the last token.
+#[test]
+fn snapshot_of_a_newer_version_is_refused_with_the_reason() {
+    const LEN: usize = 9;
+    let mut saved = Saved::new();
+    let key = b"job";
+    let start = saved.whole.windows(key.len()).position(|bytes| bytes == key).expect("the key") + key.len();
+    let id = &saved.whole[start..start + LEN];
+    let ids: Vec<_> = (0..=saved.whole.len() - LEN).filter(|at| saved.whole[*at..].starts_with(id)).collect();
+    assert_eq!(ids.len(), 1 + usize::from(saved.has_the_last_token));
+    for at in ids {
+        let mut newer = saved.whole.clone();
+        newer[at + LEN - 1] += 1;
+        saved
+            .assert_refused(&newer, "rlock: the data was saved by a newer rlock (payload version 2, this one reads 1)");
+    }
+    saved.assert_whole_is_loaded();
 }
 
 #[test]

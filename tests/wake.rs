@@ -279,7 +279,7 @@ fn nothing_is_granted_during_a_pause_and_everything_afterwards() {
                 (_, None) => {}
             }
             check(&mut client, way.2, server.family(), waiters);
-            // The server counts whole milliseconds, so the pause may begin up to one earlier.
+            // The server counts whole milliseconds, so a pause may be up to one shorter.
             assert!(start.elapsed() + Duration::from_millis(1) >= pause, "after {:?}", start.elapsed());
         }
     });

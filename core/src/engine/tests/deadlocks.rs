@@ -238,7 +238,7 @@ fn no_cycle_remains_if_values_stay_under_their_keys() {
         let later = world.outputs.drain(..).filter(|(_, output)| is_deadlock(output)).count();
         refused = [refused[0] + u32::from(is_refused), refused[1] + u32::try_from(later).unwrap()];
     }
-    // So few requests as under Miri may all be refused at once.
+    // Among as few requests as under Miri, none may be refused later.
     let later_is_tried = refused[1] > 0 || requests < 500;
     assert!(refused[0] > requests / 50 && later_is_tried, "{refused:?} were refused at once and later");
 }
