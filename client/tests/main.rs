@@ -48,6 +48,8 @@ mod tls;
 mod visitors;
 mod waiting;
 
+use std::net::TcpStream;
+use std::os::fd::FromRawFd;
 use std::time::Duration;
 
 use rlock_client::{Client, Kind, Lock};
@@ -75,6 +77,16 @@ fn connections(server: &Server) -> usize {
     let mut of_type = |kind: &str| observer.call(format!("CLIENT LIST TYPE {kind}")).text().lines().count();
     // A connection on which a task has waited is of type `pubsub`.
     of_type("normal") + of_type("pubsub") - 1
+}
+
+/// The connections of this process to a port.
+fn connections_to(port: u16) -> Vec<TcpStream> {
+    let folder = std::fs::read_dir("/proc/self/fd").expect("the folder of descriptors");
+    let descriptors = folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    // SAFETY: `dup` fails for a descriptor that another test has closed meanwhile, and a copy is ours to close.
+    let copies = descriptors.map(|descriptor| unsafe { libc::dup(descriptor) }).filter(|copy| *copy >= 0);
+    let streams = copies.map(|copy| unsafe { TcpStream::from_raw_fd(copy) });
+    streams.filter(|stream| stream.peer_addr().is_ok_and(|peer| peer.port() == port)).collect()
 }
 
 /// Closes the connections of all clients.

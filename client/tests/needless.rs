@@ -2,15 +2,13 @@
 //! answered, and does not cancel a request that it never sent. Otherwise a repeated request could
 //! be granted for a moment to a caller that no longer wants the lock.
 
-use std::net::TcpStream;
-use std::os::fd::FromRawFd;
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
 
 use crate::support::{Server, free_port};
 use crate::thief::{Thief, use_once};
-use crate::{command_stat, connect, eventually};
+use crate::{command_stat, connect, connections_to, eventually};
 
 fn calls(server: &Server, command: &str) -> i64 {
     command_stat(server, command, "calls")
@@ -85,16 +83,6 @@ async fn forbidden_release_is_not_retried() {
     let outcome = guard.release().await;
     assert!(matches!(outcome, Err(Error::Refused { .. })), "{outcome:?}");
     assert_eq!(command_stat(&server, "RLOCK.RELEASE", "rejected_calls"), 1);
-}
-
-/// The connections of this process to a port.
-fn connections_to(port: u16) -> Vec<TcpStream> {
-    let folder = std::fs::read_dir("/proc/self/fd").expect("the folder of descriptors");
-    let descriptors = folder.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    // SAFETY: `dup` fails for a descriptor that another test has closed meanwhile, and a copy is ours to close.
-    let copies = descriptors.map(|descriptor| unsafe { libc::dup(descriptor) }).filter(|copy| *copy >= 0);
-    let streams = copies.map(|copy| unsafe { TcpStream::from_raw_fd(copy) });
-    streams.filter(|stream| stream.peer_addr().is_ok_and(|peer| peer.port() == port)).collect()
 }
 
 /// Nagle's algorithm holds a small request back while an earlier one is unconfirmed: up to one round

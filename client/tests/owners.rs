@@ -7,7 +7,9 @@ use rlock_client::{Client, Error};
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::Server;
 use crate::thief::holds;
-use crate::{PATIENCE, command_stat, connect, connections, eventually, is_granted, kill_connections, url};
+use crate::{
+    PATIENCE, command_stat, connect, connections, connections_to, eventually, is_granted, kill_connections, url,
+};
 
 /// The number of commands of this name that the server has answered, including those that it
 /// refused.
@@ -94,6 +96,8 @@ async fn request_id_is_drawn_when_the_request_is_sent() {
     for waits in [false, true] {
         proxy.set(|direction, _| if direction == Direction::ToServer { Fate::Stall } else { Fate::Pass });
         kill_connections(&server);
+        // Otherwise the request goes over the closed connection first, and its repeat has the same id.
+        eventually(|| connections_to(proxy.port()).is_empty()).await;
         let lock = late.lock("k").shared_owner("me");
         let asking =
             tokio::spawn(async move { if waits { lock.acquire().await.map(Some) } else { lock.try_acquire().await } });

@@ -84,6 +84,10 @@ impl Proxy {
         Proxy { port, sky }
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
