@@ -253,9 +253,10 @@ impl Harm<'_> {
                 Ok(())
             }
             Faults::SlotMovesAndKills => {
-                let mut kills = Vec::new();
+                let (mut kills, has_rested) = (Vec::new(), self.has_rested);
                 let moved = self.move_slot(|ends| {
-                    if random.random_bool(KILLED) {
+                    // A move with many kills takes long. A short campaign would end before the rest.
+                    if (kills.is_empty() || has_rested) && random.random_bool(KILLED) {
                         // One of them, or all.
                         let (only, from_us) = (random.random_range(0..=ends.len()), now_us());
                         let is_killed = |at: usize| only == at || only == ends.len();
