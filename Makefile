@@ -284,8 +284,8 @@ bench: ## Measure the module and its longest pauses, and write docs/benchmarks-m
 	  $(if $(or $(WRITE),$(if $(SECTION),,1)),--page docs/benchmarks-module.md)
 
 bench-current: build ## Measure acquire and release on current servers, against DELEX IFEQ and DELIFEQ; fetches the servers (WRITE=1 writes the page)
-	cargo build --release --package rlock-bench
-	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) \
+	cargo build --release --package rlock-bench --package rlock-bench-bare
+	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) --bare $(BARE) \
 	  --rounds $(ROUNDS) $(if $(WRITE),--page docs/benchmarks-module.md) current-servers
 
 bench-against: build ## Measure sections with this module and that of REV in turns, and print the ratio; SECTIONS="memory", ROUNDS=15

@@ -28,8 +28,8 @@ struct Arguments {
     #[arg(long, value_name = "PATH")]
     module: PathBuf,
 
-    /// The module with the smallest lock, librlock_bare.so, for `floor`; without it `floor` is
-    /// skipped
+    /// The module with the smallest lock, librlock_bare.so, for `floor` and `current-servers`;
+    /// without it `floor` is skipped
     #[arg(long, value_name = "PATH")]
     bare: Option<PathBuf>,
 
@@ -122,6 +122,8 @@ impl Section {
         let mut modules = vec![arguments.module.clone()];
         if self == Self::Floor {
             modules.push(arguments.bare.clone().context("floor needs --bare librlock_bare.so")?);
+        } else if self == Self::CurrentServers {
+            modules.extend(arguments.bare.clone());
         }
         let config = ServerConfig { program: arguments.server.clone(), modules };
         let mut server = Server::start(&config)?;
@@ -131,7 +133,8 @@ impl Section {
             Self::CurrentServers => {
                 drop(server);
                 let of = |program: &PathBuf| ServerConfig { program: program.clone(), ..config.clone() };
-                sections::current_servers::measure(&arguments.current.iter().map(of).collect::<Vec<_>>(), rounds)
+                let servers: Vec<_> = arguments.current.iter().map(of).collect();
+                sections::current_servers::measure(&servers, arguments.bare.is_some(), rounds)
             }
             Self::Floor => sections::floor::measure(&mut server, rounds),
             Self::Handover => sections::handover::measure(&mut server, rounds),

@@ -38,6 +38,13 @@ fn explanation(section: &str) -> &'static str {
              lock. To acquire, it opens the key, sets a value and replies; to release, it opens, compares, deletes \
              and replies."
         }
+        "current-servers" => {
+            "The same pair on servers that compare and delete in one command, `DELEX … IFEQ` and `DELIFEQ`, so a client \
+             needs no script. The rows of the bare lock show the server's own share, as in [floor](#floor): a module has \
+             to look up the key, wrap the value, and build each effect as a command of its own. With an append-only \
+             file, the difference between *bare lock, with events and effects* and rlock is the lock itself: owners, \
+             tokens, leases, the search for waiters, and statistics. Without a listener, rlock builds no effects."
+        }
         "handover" => {
             "64 connections pass one lock around, against a list that does the same with `BLPOP` and `RPUSH`. A client \
              that sleeps waits in `poll`, as most clients do. One that spins polls all the time, so the server is the \
@@ -137,10 +144,11 @@ fn section_text(section: &SectionReport, header: &Header, machine: &str) -> Stri
     let SectionReport { name, lines } = section;
     let Header { server_version, cpu_count, date, rounds } = header;
     let mut text = format!("\n## {name}\n\n{}\n\n", explanation(name));
-    let _ = writeln!(
-        text,
-        "Redis {server_version}, {cpu_count} CPUs ({machine}), {date}, {rounds} rounds per side, in turns.\n"
-    );
+    // The rows of this section name their servers.
+    if name != "current-servers" {
+        let _ = write!(text, "Redis {server_version}, ");
+    }
+    let _ = writeln!(text, "{cpu_count} CPUs ({machine}), {date}, {rounds} rounds per side, in turns.\n");
     text.push_str("| measure | result | min | max | aim | met | figures |\n|---|---:|---:|---:|---|---|---|\n");
     for line in lines {
         let cells = line.cells().map(|cell| cell.replace('|', "\\|").replace('\n', "<br>"));
