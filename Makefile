@@ -167,7 +167,7 @@ campaigns: build ## Run the long forms of the random tests and of the tests that
 	  convergence:: damaged_files:: kill:: lazy_free:: listeners_storm:: many_storm:: mutations:: notify_crowd:: quarantine:: storm::
 	RLOCK_DEADLOCK_REQUESTS=1000000 PROPTEST_CASES=20000 cargo test --release --package rlock-core
 
-test-matrix: build ## Test the module on every server of Debian's suites, blocked and with NOTIFY (25 minutes); SERVERS=valkey-trixie for one
+test-matrix: build ## Test the module on every server of Debian's suites, blocked and with NOTIFY (an hour); SERVERS=valkey-trixie for one
 	cargo test-all --test module --no-run
 	@./scripts/matrix $(SERVERS)
 
