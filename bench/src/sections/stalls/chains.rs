@@ -22,7 +22,8 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Owner `n` holds lock `n`. All owners except the last one of each chain wait for the next lock.
 fn link(stage: &mut Stage) -> Result<()> {
-    let wait = |owner: usize| acquire("RLOCK", names::lock_key(owner + 1).as_bytes(), owner, &FOREVER);
+    let wait_for = |owner: usize, key: usize| acquire("RLOCK", names::lock_key(key).as_bytes(), owner, &FOREVER);
+    let wait = |owner: usize| wait_for(owner, owner + 1);
     let hold = |out: &mut Vec<u8>, index: usize| {
         out.extend_from_slice(&acquire("RLOCK", names::lock_key(index).as_bytes(), index, &[b"PX", LONG_LEASE_MS]));
     };
@@ -32,7 +33,8 @@ fn link(stage: &mut Stage) -> Result<()> {
     chains.wait(&mut stage.server, |index| wait(if index < end_of_first { index } else { index + 1 }))?;
     let mut links = Crowd::connect(stage, LINKS)?;
     stage.watch(|server| {
-        links.ask(|_| [resp::command(&[b"PING"]), wait(end_of_first)].concat())?;
+        // Each waits for a key of its own: a newer request for the same key would end the one before.
+        links.ask(|index| [resp::command(&[b"PING"]), wait_for(end_of_first, CHAIN + index)].concat())?;
         links.hear(|reply| reply.expect(b"+PONG\r\n"))?;
         wait_for_waiting(server, 2 * (CHAIN - 1) + LINKS)
     })
