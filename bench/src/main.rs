@@ -158,6 +158,11 @@ impl Section {
         }
     }
 
+    /// The servers on which it runs.
+    fn programs(self, arguments: &Arguments) -> &[PathBuf] {
+        if self == Self::CurrentServers { &arguments.current } else { std::slice::from_ref(&arguments.server) }
+    }
+
     fn name(self) -> String {
         self.to_possible_value()
             .map(|value| value.get_name().to_owned())
@@ -173,10 +178,15 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+/// The names of servers.
+fn names_of(programs: &[PathBuf]) -> Result<String> {
+    let name =
+        |program: &PathBuf| Server::start(&ServerConfig { program: program.clone(), modules: Vec::new() })?.name();
+    Ok(programs.iter().map(name).collect::<Result<Vec<_>>>()?.join(" and "))
+}
+
 fn header(arguments: &Arguments) -> Result<Header> {
-    let mut server = Server::start(&ServerConfig { program: arguments.server.clone(), modules: Vec::new() })?;
     Ok(Header {
-        server_version: server.info_field("redis_version")?,
         cpu_count: std::thread::available_parallelism()?.get(),
         date: clock::utc_date(),
         rounds: arguments.rounds,
@@ -235,7 +245,7 @@ fn measure_all(arguments: &Arguments, sections: &mut Vec<SectionReport>) -> Resu
             Some(other) => compare(section, arguments, other),
         };
         let lines = lines.with_context(|| format!("section {name}"))?;
-        sections.push(SectionReport { name, lines });
+        sections.push(SectionReport { name, servers: names_of(section.programs(arguments))?, lines });
     }
     Ok(())
 }

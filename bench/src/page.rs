@@ -39,11 +39,11 @@ fn explanation(section: &str) -> &'static str {
              and replies."
         }
         "current-servers" => {
-            "The same pair on servers that compare and delete in one command, `DELEX … IFEQ` and `DELIFEQ`, so a client \
+            "The server's CPU per pair on servers that compare and delete in one command, `DELEX … IFEQ` and `DELIFEQ`, so a client \
              needs no script. The rows of the bare lock show the server's own share, as in [floor](#floor): a module has \
              to look up the key, wrap the value, and build each effect as a command of its own. With an append-only \
              file, the difference between *bare lock, with events and effects* and rlock is the lock itself: owners, \
-             tokens, leases, the search for waiters, and statistics. Without a listener, rlock builds no effects."
+             tokens, leases, queues and statistics. Without a listener, rlock builds no effects."
         }
         "handover" => {
             "64 connections pass one lock around, against a list that does the same with `BLPOP` and `RPUSH`. A client \
@@ -141,14 +141,10 @@ fn sections_of(page: &str) -> Vec<(String, String)> {
 }
 
 fn section_text(section: &SectionReport, header: &Header, machine: &str) -> String {
-    let SectionReport { name, lines } = section;
-    let Header { server_version, cpu_count, date, rounds } = header;
+    let SectionReport { name, servers, lines } = section;
+    let Header { cpu_count, date, rounds } = header;
     let mut text = format!("\n## {name}\n\n{}\n\n", explanation(name));
-    // The rows of this section name their servers.
-    if name != "current-servers" {
-        let _ = write!(text, "Redis {server_version}, ");
-    }
-    let _ = writeln!(text, "{cpu_count} CPUs ({machine}), {date}, {rounds} rounds per side, in turns.\n");
+    let _ = writeln!(text, "{servers}, {cpu_count} CPUs ({machine}), {date}, {rounds} rounds per side, in turns.\n");
     text.push_str("| measure | result | min | max | aim | met | figures |\n|---|---:|---:|---:|---|---|---|\n");
     for line in lines {
         let cells = line.cells().map(|cell| cell.replace('|', "\\|").replace('\n', "<br>"));
@@ -171,8 +167,11 @@ mod tests {
     use super::*;
 
     fn report(date: &str, names: &[&str]) -> Report {
-        let header = Header { server_version: "7".to_owned(), cpu_count: 2, date: date.to_owned(), rounds: 5 };
-        let sections = names.iter().map(|name| SectionReport { name: (*name).to_owned(), lines: Vec::new() }).collect();
+        let header = Header { cpu_count: 2, date: date.to_owned(), rounds: 5 };
+        let sections = names
+            .iter()
+            .map(|name| SectionReport { name: (*name).to_owned(), servers: "Redis 7".to_owned(), lines: Vec::new() })
+            .collect();
         Report { header, sections }
     }
 

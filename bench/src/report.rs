@@ -273,8 +273,6 @@ fn summary<S: Serializer>(series: &Series, serializer: S) -> Result<S::Ok, S::Er
 /// Where and when a measurement was made.
 #[derive(Debug, Serialize)]
 pub struct Header {
-    /// The version of Redis.
-    pub server_version: String,
     /// The CPUs that this process may use.
     pub cpu_count: usize,
     /// The date and time, in UTC.
@@ -297,6 +295,8 @@ pub struct Report {
 pub struct SectionReport {
     /// The name, as on the command line.
     pub name: String,
+    /// The names of its servers.
+    pub servers: String,
     /// The lines of its table.
     pub lines: Vec<Line>,
 }
@@ -304,13 +304,9 @@ pub struct SectionReport {
 impl std::fmt::Display for Report {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let header = &self.header;
-        writeln!(
-            formatter,
-            "Redis {}, {} CPUs, {}, {} rounds per side, in turns",
-            header.server_version, header.cpu_count, header.date, header.rounds
-        )?;
+        writeln!(formatter, "{} CPUs, {}, {} rounds per side, in turns", header.cpu_count, header.date, header.rounds)?;
         for section in &self.sections {
-            writeln!(formatter, "\n{}\n{}", section.name, table(&section.lines))?;
+            writeln!(formatter, "\n{} on {}\n{}", section.name, section.servers, table(&section.lines))?;
         }
         Ok(())
     }

@@ -138,6 +138,18 @@ impl Server {
         info_field(&mut self.control, field)
     }
 
+    /// The name and version, as `Redis 8.6.3` or `Valkey 9.1.2`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection.
+    pub fn name(&mut self) -> Result<String> {
+        match self.info_field("valkey_version") {
+            Ok(version) => Ok(format!("Valkey {version}")),
+            Err(_) => Ok(format!("Redis {}", self.info_field("redis_version")?)),
+        }
+    }
+
     /// The number of keys.
     ///
     /// # Errors

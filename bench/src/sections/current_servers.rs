@@ -21,18 +21,14 @@ pub fn measure(servers: &[ServerConfig], has_bare: bool, rounds: usize) -> Resul
     let mut lines = Vec::new();
     for config in servers {
         let mut server = Server::start(config)?;
-        let valkey = server.info_field("valkey_version").ok();
-        let (peer, aim, aim_with_file) = peer(valkey.is_some());
-        let name = match valkey {
-            Some(version) => format!("Valkey {version}"),
-            None => format!("Redis {}", server.info_field("redis_version")?),
-        };
+        let name = server.name()?;
+        let (peer, aim, aim_with_file) = peer(name.starts_with("Valkey"));
         let sides: Vec<Side> = [Side::Rlock, peer].into_iter().chain(bare.iter().map(|(side, _)| *side)).collect();
         let mut measured = Pairs::connect(&mut server)?;
         for (listener, aim) in [(Listener::None, aim), (Listener::AppendOnlyFile, aim_with_file)] {
             let costs_us = measured.measure(&mut server, listener, &sides, rounds)?;
             let figure = |side| pairs::figure(side, &sides, &costs_us);
-            let what = format!("{name}, {}: server CPU per pair", listener.name());
+            let what = format!("{name}, {}: rlock", listener.name());
             lines.push(Line::ratio(what, figure(Side::Rlock), figure(peer)).aim(Aim::AtMost(aim)));
             for (side, step) in bare {
                 let what = format!("{name}, {}: {step}", listener.name());
