@@ -101,6 +101,7 @@ fn run_next(ctx: Ctx<'_>) -> bool {
         return false;
     };
     if !ctx.select_db(key.db) {
+        state::tell(|engine| engine.postpone(key.borrow(), now));
         return true;
     }
     let name = ctx.string(key.name.as_slice());

@@ -11,7 +11,7 @@
 //! | `restart` | as for `empty`, and at each start |
 //! | `failover` | as for `restart`, and at each promotion, and again when enough replicas follow the new master |
 
-use rlock_core::{Engine, GrantRules, MayGrant, Quarantine, Readings, Reason, Replication};
+use rlock_core::{GrantRules, MayGrant, Quarantine, Readings, Reason, Replication};
 
 use crate::clock;
 use crate::configuration;
@@ -96,7 +96,7 @@ pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
     }
     if ticked.has_resumed {
         log_notice("locks are granted again");
-        state::tell(Engine::grants_resumed);
+        state::tell(|engine| engine.grants_resumed(clock::now()));
     }
     ticked.has_resumed
 }

@@ -72,13 +72,4 @@ impl MayGrant {
             other => other.check(),
         }
     }
-
-    /// For how long no hold begins, as far as it is known; `None` if holds may begin.
-    pub(crate) fn paused_ms(self) -> Option<u64> {
-        match self {
-            Self::Yes => None,
-            Self::NoReplicas => Some(0),
-            Self::Quarantine { left_ms, .. } => Some(left_ms),
-        }
-    }
 }

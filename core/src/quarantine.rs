@@ -6,6 +6,8 @@
 //! quarantine. If a later load brings keys, a quarantine that began with an empty data set ends.
 //! FLUSHALL begins none, because a user asked for it.
 
+use core::mem;
+
 use crate::limits::MayGrant;
 use crate::right_to_grant::{Readings, RightToGrant};
 use crate::time::US_PER_MS;
@@ -164,9 +166,10 @@ impl Quarantine {
         if !is_master {
             return ticked;
         }
+        let was_paused = mem::take(&mut self.was_paused);
         match self.may_grant(rules, now_us) {
-            MayGrant::Yes if self.was_paused => {
-                (self.was_paused, self.has_warned) = (false, false);
+            MayGrant::Yes if was_paused => {
+                self.has_warned = false;
                 ticked.has_resumed = true;
             }
             MayGrant::NoReplicas if !self.has_warned => {
@@ -178,16 +181,18 @@ impl Quarantine {
         ticked
     }
 
-    /// Whether holds may begin and be renewed at a moment.
+    /// Whether holds may begin and be renewed at a moment. A pause begins at once, and ends at a
+    /// tick, so that the engine has learnt of its end before it grants.
     #[inline]
     pub fn may_grant(&mut self, rules: &GrantRules, now_us: u64) -> MayGrant {
         let may_grant = if self.lacks_replicas(rules, now_us) {
             MayGrant::NoReplicas
         } else {
-            match self.left_ms(rules, now_us) {
-                0 => return MayGrant::Yes,
-                left_ms => MayGrant::Quarantine { left_ms, renews: self.renews(rules, now_us) },
+            let left_ms = self.left_ms(rules, now_us).max(u64::from(self.was_paused));
+            if left_ms == 0 {
+                return MayGrant::Yes;
             }
+            MayGrant::Quarantine { left_ms, renews: self.renews(rules, now_us) }
         };
         self.was_paused = true;
         may_grant

@@ -114,7 +114,7 @@ fn offer_from_before_a_quarantine_is_taken_after_it() {
     offered.world.run_timer();
     assert!(!offered.world.engine.has_offers() && offered.world.is_waiting(offered.both));
     offered.world.limits.may_grant = MayGrant::Yes;
-    offered.world.engine.grants_resumed();
+    offered.world.engine.grants_resumed(offered.world.now);
     offered.world.run_timer();
     assert!(!offered.world.is_waiting(offered.both));
 }

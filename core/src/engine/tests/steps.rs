@@ -392,7 +392,7 @@ fn queues_are_served_in_parts_when_holds_may_begin_again() {
     }
     assert!(!crowded.has_work(), "nothing is due in a quarantine");
     crowded.world.limits.may_grant = MayGrant::Yes;
-    crowded.world.engine.grants_resumed();
+    crowded.world.engine.grants_resumed(crowded.world.now);
     crowded.count();
     crowded.settle();
     assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY, 0), "each waiter is granted its lock");

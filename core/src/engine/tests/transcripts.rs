@@ -223,7 +223,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         }
         "may-grant" => {
             world.limits.may_grant = MayGrant::Yes;
-            world.engine.grants_resumed();
+            world.engine.grants_resumed(world.now);
         }
         "marks-unclaimed" => world.limits.marks_unclaimed = true,
         "max-lease" => world.limits.max_lease_ms = words.at(1).parse().unwrap(),

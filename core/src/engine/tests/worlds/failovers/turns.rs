@@ -130,7 +130,8 @@ impl World<'_> {
     pub(super) fn after_tick(&mut self, number: usize, has_resumed: bool) {
         if has_resumed {
             self.shown.ended |= self.servers[number].quarantine.since_us.is_some();
-            self.server(number).engine.grants_resumed();
+            let now = self.now_of(number);
+            self.server(number).engine.grants_resumed(now);
         }
         self.ping(number);
         self.begin_turn(number);
