@@ -126,7 +126,7 @@ fn read_lock<F: Family, R>(
     now: Now,
     read: impl FnOnce(KeyRef<'_>, Option<&Lock>) -> R,
 ) -> Result<R, Failure> {
-    let keys = Keys::open_to_read(ctx, key);
+    let keys = Keys::open_to_peek(ctx, key);
     let name = keys.key(KEY);
     match keys.value(KEY) {
         Value::Vacant => Ok(read(name, None)),
