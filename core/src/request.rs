@@ -221,6 +221,8 @@ pub enum Refusal {
     },
     /// Too few replicas follow this master.
     NoReplicas,
+    /// More replicas follow this master than the settings allow for.
+    TooManyReplicas,
     /// The user lost its rights while it waited.
     NoPermission,
     /// The fencing tokens of this server are used up: see [`crate::MAX_TOKEN`].

@@ -184,7 +184,7 @@ fn queries_report_relevant_connections() {
 #[test]
 fn idle_time_begins_again_after_a_quarantine() {
     let mut world = World::new();
-    world.limits.may_grant = MayGrant::Quarantine { left_ms: 50, renews: true };
+    world.limits.may_grant = MayGrant::Quarantine { left_ms: 50 };
     world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2, Some(1))).unwrap();
     world.outputs.clear();
     for _ in 0..5 {

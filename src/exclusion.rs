@@ -1,0 +1,169 @@
+//! Connects the rules of exclusion with the server: passes them the clock, the settings and the
+//! state of the replicas, and logs the changes. The rules are in `core/src/exclusion`.
+
+use rlock_core::{Exclusion, ExclusionMode, Limits, MayGrant, Readings, Replication};
+
+use crate::clock;
+use crate::configuration;
+use crate::ffi::{self, Ctx, MainThread, log_notice, log_warning};
+use crate::state;
+
+static EXCLUSION: MainThread<Exclusion> = MainThread::new(Exclusion::new());
+
+/// The addresses of the replicas that were online when the module was loaded. They took no snapshot
+/// from it, and may lack the module.
+static OLDER: MainThread<Vec<Box<str>>> = MainThread::new(Vec::new());
+
+/// Runs `body` on the state; `None` while it is in use.
+#[inline]
+fn with<R>(body: impl FnOnce(&mut Exclusion) -> R) -> Option<R> {
+    EXCLUSION.with(body)
+}
+
+/// The module was loaded.
+pub(crate) fn on_load(ctx: Ctx<'_>) {
+    on_settings();
+    let older: Vec<_> = replicas(ctx).map(|(address, _)| address).collect();
+    if !older.is_empty() {
+        log_warning(&format!(
+            "replicas are online already ({}): a replica that lacks this module drops every change of a lock, and \
+             nothing here shows it. Load the module on each",
+            older.join(", ")
+        ));
+    }
+    OLDER.with(|known| *known = older);
+}
+
+fn replicas(ctx: Ctx<'_>) -> impl Iterator<Item = (Box<str>, u64)> {
+    ctx.replication().replicas.into_iter()
+}
+
+/// The settings were read, or have changed.
+pub(crate) fn on_settings() {
+    with(|exclusion| exclusion.on_settings(configuration::exclusion(), clock::mono_us()));
+}
+
+/// This server became a master.
+pub(crate) fn on_promoted() {
+    with(|exclusion| exclusion.on_promoted(clock::mono_us()));
+}
+
+/// A replica came online (`has_new`) or its connection closed.
+pub(crate) fn on_replicas(ctx: Ctx<'_>, has_new: bool) {
+    with(|exclusion| exclusion.on_replicas(has_new, &mut Server(ctx)));
+}
+
+/// Looks at the newly loaded data set of this process, once. The event loop calls this before it
+/// reads a command, so keys that clients add do not count.
+pub(crate) fn on_turn(ctx: Ctx<'_>) {
+    if with(|exclusion| exclusion.has_started()) == Some(false) && !ctx.flags().is_loading() {
+        let has_keys = ffi::has_keys();
+        with(|exclusion| exclusion.on_started(has_keys, clock::mono_us()));
+    }
+}
+
+/// The clock and the replication state, which the rules read at a tick.
+struct Server<'c>(Ctx<'c>);
+
+impl Readings for Server<'_> {
+    fn clock_us(&mut self) -> u64 {
+        clock::mono_us()
+    }
+
+    fn replication(&mut self) -> Replication {
+        self.0.replication()
+    }
+}
+
+/// The server's tick. Returns whether grants have resumed: the timer then has to serve the queues.
+pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
+    OLDER.with(|older| {
+        if !older.is_empty() {
+            older.retain(|address| replicas(ctx).any(|(online, _)| online == *address));
+        }
+    });
+    let is_master = ctx.flags().is_master();
+    let changed = with(|exclusion| exclusion.on_tick(is_master, &mut Server(ctx))).flatten();
+    let Some(may_grant) = changed else {
+        return false;
+    };
+    if may_grant != MayGrant::Yes {
+        log_warning(&format!("no lock is granted: {}", reason(may_grant)));
+        return false;
+    }
+    log_notice("locks are granted again");
+    state::tell(|engine| engine.grants_resumed(clock::now()));
+    true
+}
+
+/// The limits of a request at a time of the steady clock. Nothing may be granted while the tick reads
+/// the replication state; no client command runs then.
+#[inline]
+pub(crate) fn limits(now_us: u64) -> Limits {
+    let limits = with(|exclusion| configuration::limits(exclusion.may_grant(now_us), exclusion.max_lease_ms()));
+    limits.unwrap_or_else(|| configuration::limits(MayGrant::NoReplicas, 0))
+}
+
+/// Why nothing is granted, for errors and the log.
+pub(crate) fn reason(may_grant: MayGrant) -> String {
+    with(|exclusion| match may_grant {
+        MayGrant::Yes => "grants are allowed".to_owned(),
+        MayGrant::NoReplicas => format!(
+            "{} of {} needed replicas follow this master, each for at least rlock.max-replica-lag-ms (rlock.replicas)",
+            exclusion.following(),
+            exclusion.needed()
+        ),
+        MayGrant::TooManyReplicas => format!(
+            "{} replicas follow this master, but rlock.replicas is {}: raise it on every server",
+            exclusion.acknowledging(),
+            exclusion.settings().replicas
+        ),
+        MayGrant::Quarantine { left_ms } => {
+            format!("another server may have granted locks that are missing here (rlock.exclusion); {left_ms} ms left")
+        }
+    })
+    .unwrap_or_default()
+}
+
+/// The longest lease that may begin now, in milliseconds.
+#[inline]
+pub(crate) fn max_lease_ms() -> u64 {
+    with(|exclusion| exclusion.max_lease_ms()).unwrap_or(0)
+}
+
+/// The longest lease that may still run, in milliseconds.
+pub(crate) fn longest_lease_ms() -> u64 {
+    with(|exclusion| exclusion.longest_lease_ms()).unwrap_or(0)
+}
+
+/// The fields of INFO.
+pub(crate) struct Shown {
+    /// `rlock.exclusion`.
+    pub(crate) mode: ExclusionMode,
+    /// Whether the server may grant, and for how many milliseconds it has not.
+    pub(crate) may_grant: MayGrant,
+    pub(crate) paused_ms: u64,
+    /// How many replicas have a vote, how many are needed, and how many there may be.
+    pub(crate) following: u64,
+    pub(crate) needed: u64,
+    pub(crate) replicas: u64,
+    /// How many were online when the module was loaded, and still are.
+    pub(crate) older: u64,
+    /// For how many milliseconds a change of the settings has not settled.
+    pub(crate) settles_ms: u64,
+}
+
+/// What INFO shows.
+pub(crate) fn shown() -> Option<Shown> {
+    let (now_us, older) = (clock::mono_us(), OLDER.with(|older| older.len() as u64).unwrap_or(0));
+    with(|exclusion| Shown {
+        mode: exclusion.settings().mode,
+        may_grant: exclusion.may_grant(now_us),
+        paused_ms: exclusion.paused_ms(now_us),
+        following: exclusion.following(),
+        needed: exclusion.needed(),
+        replicas: exclusion.settings().replicas,
+        older,
+        settles_ms: exclusion.settles_in_ms(now_us),
+    })
+}
