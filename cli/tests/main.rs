@@ -2,6 +2,7 @@
 
 mod acl;
 mod commands;
+mod container;
 mod documents;
 mod ending;
 mod looking;

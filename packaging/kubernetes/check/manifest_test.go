@@ -73,13 +73,17 @@ func TestManifest(t *testing.T) {
 		}
 		return n
 	}
-	if environment["RLOCK_QUARANTINE_AFTER"] != "failover" || number("RLOCK_MIN_REPLICAS") != 1 {
+	if environment["RLOCK_SETTING_QUARANTINE_AFTER"] != "failover" || number("RLOCK_SETTING_MIN_REPLICAS") != 1 {
 		t.Errorf("%v", environment)
 	}
-	if number("RLOCK_QUARANTINE_MS") < number("RLOCK_MAX_LEASE_MS")+number("RLOCK_MAX_REPLICA_LAG_MS")+1000 {
+	if number("RLOCK_SETTING_QUARANTINE_MS") < number("RLOCK_SETTING_MAX_LEASE_MS")+number("RLOCK_SETTING_MAX_REPLICA_LAG_MS")+1000 {
 		t.Errorf("the quarantine is too short: %v", environment)
 	}
 	if !strings.Contains(scripts.Data["server"], "--repl-ping-replica-period 1") {
 		t.Error("repl-ping-replica-period is not 1")
+	}
+	// A Service of another team must not configure the server.
+	if links := set.Spec.Template.Spec.EnableServiceLinks; links == nil || *links {
+		t.Error("enableServiceLinks is not false")
 	}
 }
