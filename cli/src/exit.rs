@@ -96,8 +96,17 @@ impl Failure {
         if text.contains("unknown command") || text.contains("unknown type name") {
             return Self::new(REFUSED, NO_MODULE);
         }
-        let passes = text.split(' ').next().is_some_and(|code| PASSING.contains(&code));
-        let status = if passes { UNREACHABLE } else { REFUSED };
+        let code = text.split(' ').next().unwrap_or_default();
+        if ["MOVED", "ASK", "CROSSSLOT"].contains(&code) {
+            // The client gets CROSSSLOT for the channel of its messages.
+            let place = match text.split([' ', ';']).nth(2) {
+                Some(address) if code != "CROSSSLOT" => format!(", and the key is on the node {address}"),
+                _ => String::new(),
+            };
+            let text = format!("the server is a node of a cluster{place}; expected --url redis+cluster://host[:port]");
+            return Self::new(REFUSED, text);
+        }
+        let status = if PASSING.contains(&code) { UNREACHABLE } else { REFUSED };
         Self::new(status, format!("the server refused: {text}"))
     }
 
@@ -199,6 +208,19 @@ mod tests {
         for status in [UNREACHABLE, REFUSED, LOST, TIMED_OUT, FAILED, CANNOT_RUN, NOT_FOUND] {
             assert!(TABLE.contains(&format!("\n  {status}  ")), "{status}");
         }
+    }
+
+    #[test]
+    fn redirection_names_the_node_of_the_key() {
+        let expected = "expected --url redis+cluster://host[:port]";
+        for reply in ["MOVED 12182 127.0.0.1:7001", "ASK 12182 127.0.0.1:7001; the server is a node of a cluster"] {
+            let failure = Failure::refused(reply);
+            assert_eq!(failure.status, REFUSED);
+            let place = "the server is a node of a cluster, and the key is on the node 127.0.0.1:7001";
+            assert_eq!(failure.message, format!("{place}; {expected}"));
+        }
+        let failure = Failure::refused("CROSSSLOT the NOTIFY channel must be in the slot of the keys");
+        assert_eq!(failure.message, format!("the server is a node of a cluster; {expected}"));
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl Core {
         within: Duration,
     ) -> Reply {
         let sent = self.now();
-        let said = if is_asking {
+        let mut said = if is_asking {
             let mut both = Pipeline::with_capacity(2);
             both.cmd("ASKING").add_command(command.clone());
             let last =
@@ -183,6 +183,9 @@ impl Core {
         } else {
             link.ask(command, within).await
         };
+        if self.servers.slot_of(&[]).is_none() {
+            said = said.map_err(Error::without_cluster);
+        }
         if let Err(error) = &said {
             if error.is_lost_reply() && link.is_silent_since(sent) {
                 node.abandon(link);
