@@ -80,7 +80,8 @@ pub struct Run {
     /// Key of the lock
     #[arg(value_parser = key())]
     pub key: OsString,
-    /// The lock expires after this time without renewal. rlock renews it when a third has passed
+    /// The lock expires after this time without renewal. rlock renews it when a third has passed.
+    /// If the server allows only a shorter lease, rlock uses that
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = span::parse)]
     pub lease: Duration,
     /// Give up after this time; 0 tries once [default: wait forever]
@@ -122,7 +123,7 @@ pub struct Run {
     /// that run side by side need different owners: with the same owner all of them hold the lock.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<OsString>,
-    /// Time from SIGTERM to SIGKILL when the lock is lost [default: a third of --lease or
+    /// Time from SIGTERM to SIGKILL when the lock is lost [default: a third of the lease or
     /// --session, at most 5s]
     ///
     /// A signal may end the command and leave processes in its group. rlock kills those this long

@@ -122,7 +122,7 @@ impl Place<'_> {
 }
 
 /// The rules of the row for one subcommand.
-fn rules_of(subcommand: &str) -> Vec<String> {
+pub fn rules_of(subcommand: &str) -> Vec<String> {
     let row = table().into_iter().find(|row| row.subcommands.iter().any(|name| name == subcommand));
     row.unwrap_or_else(|| panic!("no row for {subcommand}")).rules
 }

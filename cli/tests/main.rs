@@ -9,6 +9,7 @@ mod looking;
 mod package;
 mod picture;
 mod places;
+mod profiles;
 mod running;
 mod sharing;
 // Servers and connections from the module's tests, some of which these tests do not use.

@@ -245,6 +245,17 @@ impl Core {
         Ok(())
     }
 
+    /// Learns the longest lease from the refusal of a longer one. The server may have lowered it, or
+    /// ACL rules may forbid INFO.
+    pub(crate) fn learn_from(&self, refusal: &Error) {
+        if let Error::Refused { message, .. } = refusal
+            && let Some(longest) = wire::longest_lease_of_refusal(message)
+        {
+            let us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
+            self.longest_lease_us.store(us, Ordering::Relaxed);
+        }
+    }
+
     /// The longest lease that the server of a slot grants.
     pub(crate) async fn longest_lease(&self, slot: Option<u16>) -> Duration {
         if self.longest_lease_us.load(Ordering::Relaxed) == 0 {
