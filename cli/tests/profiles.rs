@@ -141,7 +141,7 @@ fn tool_works_under_the_settings_for_a_master_with_replicas() {
     let sentinels = Sentinels::of(primary.port(), replicas.len());
     let hosts: Vec<_> = sentinels.ports().map(|port| format!("127.0.0.1:{port}")).collect();
     let address = |user: &str| format!("redis+sentinel://{user}{}/fleet", hosts.join(","));
-    check(&address, &primary, &["+role".to_owned()]);
+    check(&address, &primary, &rules_of("redis+sentinel://host/NAME"));
     let mut stubborn = Stubborn::start(&address(""));
     primary.kill();
     stubborn.wait_for_end();
