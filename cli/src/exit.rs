@@ -85,8 +85,16 @@ impl Failure {
         match refusal(error) {
             Some(text) => Self::refused(&text),
             None if error.kind() == redis::ErrorKind::InvalidClientConfig => Self::new(FAILED, error.to_string()),
-            None => Self::new(UNREACHABLE, format!("{}: {error}", without_password(url))),
+            None => Self::unreachable(format!("{}: {error}", without_password(url))),
         }
+    }
+
+    /// The failure of an attempt to connect.
+    fn unreachable(mut message: String) -> Self {
+        if message.contains("UnknownIssuer") {
+            message += "; to trust another authority, name the file of its certificate in SSL_CERT_FILE";
+        }
+        Self::new(UNREACHABLE, message)
     }
 
     /// The failure for an error reply of the server. `text` begins with the code of the error.
@@ -131,7 +139,7 @@ impl From<Error> for Failure {
             Error::Refused { code, message } => Self::refused(&format!("{code} {message}")),
             // A server that answers was reached.
             Error::Unavailable { code, message, .. } if !code.is_empty() => Self::refused(&format!("{code} {message}")),
-            Error::Unavailable { .. } => Self::new(UNREACHABLE, error.to_string()),
+            Error::Unavailable { .. } => Self::unreachable(error.to_string()),
             Error::Deadlock(_) | Error::ModuleTooOld(_) => Self::new(REFUSED, error.to_string()),
             Error::Timeout => Self::new(TIMED_OUT, error.to_string()),
             Error::Lost => Self::new(LOST, error.to_string()),

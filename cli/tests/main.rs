@@ -17,6 +17,7 @@ mod sharing;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 mod terminal;
+mod tls;
 
 use std::time::Duration;
 
