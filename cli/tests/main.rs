@@ -10,6 +10,7 @@ mod package;
 mod picture;
 mod places;
 mod profiles;
+mod runbook;
 mod running;
 mod sharing;
 // Servers and connections from the module's tests, some of which these tests do not use.
