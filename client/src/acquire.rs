@@ -245,17 +245,17 @@ impl Attempt {
                     *last = Some(error);
                     sleep(pauses.next()).await;
                 }
-                Err(error) if error.code() == "ERR" && self.shortens_lease().await => {}
+                Err(error) if self.shortens_lease(&error).await => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Whether the server has lowered the longest lease below that of the request, which then gets
-    /// a shorter one.
-    async fn shortens_lease(&mut self) -> bool {
-        let Request { core, subject, options, slot, lease } = &*self.request;
-        drop(core.learn(*slot).await);
+    /// Whether the server refuses the lease of the request as too long. Then the request gets a
+    /// shorter one.
+    async fn shortens_lease(&mut self, refusal: &Error) -> bool {
+        let Request { core, subject, options, lease, .. } = &*self.request;
+        core.learn_from(refusal);
         let shorter = Request::new(core, subject.clone(), options).await;
         let is_shorter = shorter.lease < *lease;
         self.request = Arc::new(shorter);

@@ -39,7 +39,7 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     /// Connects to one server, `redis://[user:password@]host[:port][/db]`, with the default
-    /// options.
+    /// options. If it is a node of a cluster, requests for keys of other nodes fail.
     ///
     /// # Errors
     ///

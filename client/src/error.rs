@@ -124,6 +124,18 @@ impl Error {
         }
     }
 
+    /// The error for a client that does not connect to a cluster and follows no redirections: the
+    /// server is a node of a cluster, and would redirect the request again.
+    pub(crate) fn without_cluster(self) -> Self {
+        match self {
+            Self::Unavailable { code, message, .. } if matches!(code.as_str(), "MOVED" | "ASK") => {
+                let message = format!("{message}; the server is a node of a cluster, so connect to the cluster");
+                Self::Refused { code, message }
+            }
+            error => error,
+        }
+    }
+
     /// Whether the answer is missing, so that the server may have executed the request.
     pub(crate) fn is_lost_reply(&self) -> bool {
         matches!(self, Self::Unavailable { code, .. } if code.is_empty())

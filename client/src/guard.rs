@@ -87,6 +87,14 @@ impl<K: Kind> Guard<K> {
         self.held.hold.valid_for()
     }
 
+    /// The lease in force: for how long the latest answer of the server made the hold valid, counted
+    /// from the sending of its request. It is at most the
+    /// [`session_grace`](crate::Lock::session_grace), and shorter than the lease of the lock if the
+    /// server allows only a shorter one (`rlock.max-lease-ms`).
+    pub fn lease(&self) -> Duration {
+        self.held.hold.lease()
+    }
+
     /// Resolves as soon as the hold is no longer valid: shortly before its lease expires on the
     /// server, when a renewal finds it gone, and when it is released. Each poll reads the clock, so
     /// after a pause of the process the first poll resolves.

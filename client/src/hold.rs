@@ -151,6 +151,11 @@ impl Hold {
         left
     }
 
+    /// For how long the latest answer made the hold valid.
+    pub(crate) fn lease(&self) -> Duration {
+        self.state().validity.span()
+    }
+
     pub(crate) fn is_held(self: &Arc<Self>) -> bool {
         !self.valid_for().is_zero()
     }
@@ -286,11 +291,7 @@ impl Hold {
         // The application's metrics may ask the guard.
         drop(state);
         if let Some(error) = failed {
-            if error.code() == "ERR" {
-                // The server may have lowered the longest lease.
-                let request = self.request.clone();
-                self.request.core.in_background(async move { drop(request.core.learn(request.slot).await) });
-            }
+            self.request.core.learn_from(&error);
             tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
             self.request.core.meter.count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
         }

@@ -77,6 +77,8 @@ pub(crate) enum Step {
 pub(crate) struct Validity {
     /// When the latest answered request was sent.
     sent: Moment,
+    /// For how long it made the hold valid.
+    span: Duration,
     lease_ends: Moment,
     deadline: Moment,
     renew_at: Moment,
@@ -93,7 +95,13 @@ impl Validity {
         // All steps are powers of two, so that renewals of different holds coincide.
         let step = Duration::from_micros(step_us.checked_ilog2().map_or(1, |bits| 1 << bits));
         let ends = |span| sent.after(less_margin(span)).min(terms.ends_at.unwrap_or(Moment::NEVER));
-        Self { sent, lease_ends: ends(left), deadline: ends(effective), renew_at: due.rounded_down(step) }
+        Self {
+            sent,
+            span: effective,
+            lease_ends: ends(left),
+            deadline: ends(effective),
+            renew_at: due.rounded_down(step),
+        }
     }
 
     /// After the answer to a RENEW. Does nothing if the answer to a later RENEW came first.
@@ -101,6 +109,11 @@ impl Validity {
         if sent >= self.sent {
             *self = Self::given(terms, sent, left);
         }
+    }
+
+    /// For how long the latest answer made the hold valid, counted from the sending of its request.
+    pub(crate) fn span(&self) -> Duration {
+        self.span
     }
 
     /// When the hold becomes invalid without further renewals.
