@@ -10,9 +10,9 @@ use crate::state;
 
 static EXCLUSION: MainThread<Exclusion> = MainThread::new(Exclusion::new());
 
-/// The addresses of the replicas that were online when the module was loaded. They took no snapshot
-/// from it, and may lack the module.
-static OLDER: MainThread<Vec<Box<str>>> = MainThread::new(Vec::new());
+/// The addresses of replicas that may lack the module: they copied the data when nothing of the
+/// module was in it. A server without the module cannot load a snapshot that has a lock.
+static UNPROVEN: MainThread<Vec<Box<str>>> = MainThread::new(Vec::new());
 
 /// Runs `body` on the state; `None` while it is in use.
 #[inline]
@@ -23,15 +23,20 @@ fn with<R>(body: impl FnOnce(&mut Exclusion) -> R) -> Option<R> {
 /// The module was loaded.
 pub(crate) fn on_load(ctx: Ctx<'_>) {
     on_settings();
-    let older: Vec<_> = replicas(ctx).map(|(address, _)| address).collect();
-    if !older.is_empty() {
-        log_warning(&format!(
-            "replicas are online already ({}): a replica that lacks this module drops every change of a lock, and \
-             nothing here shows it. Load the module on each",
-            older.join(", ")
+    find_unproven(ctx);
+}
+
+/// Records the replicas that are online while nothing of the module is in the data.
+fn find_unproven(ctx: Ctx<'_>) {
+    let unproven: Vec<_> = replicas(ctx).map(|(address, _)| address).collect();
+    if !unproven.is_empty() {
+        log_notice(&format!(
+            "replicas copied the data before there was a lock in it ({}): a replica that lacks this module drops each \
+             change of a lock, and only its own log shows that; load the module on all",
+            unproven.join(", ")
         ));
     }
-    OLDER.with(|known| *known = older);
+    UNPROVEN.with(|known| *known = unproven);
 }
 
 fn replicas(ctx: Ctx<'_>) -> impl Iterator<Item = (Box<str>, u64)> {
@@ -45,20 +50,30 @@ pub(crate) fn on_settings() {
 
 /// This server became a master.
 pub(crate) fn on_promoted() {
-    with(|exclusion| exclusion.on_promoted(clock::mono_us()));
+    let has_keys = ffi::has_keys();
+    with(|exclusion| exclusion.on_promoted(has_keys, clock::mono_us()));
 }
 
 /// A replica came online (`has_new`) or its connection closed.
 pub(crate) fn on_replicas(ctx: Ctx<'_>, has_new: bool) {
     with(|exclusion| exclusion.on_replicas(has_new, &mut Server(ctx)));
+    if has_new && !proves_the_module() && state::with_engine(|engine| engine.last_token()) == Some(0) {
+        find_unproven(ctx);
+    }
+}
+
+/// Whether a snapshot for a replica has something of the module in it, even without a lock.
+pub(crate) fn proves_the_module() -> bool {
+    configuration::exclusion().mode == ExclusionMode::Failover
 }
 
 /// Looks at the newly loaded data set of this process, once. The event loop calls this before it
 /// reads a command, so keys that clients add do not count.
 pub(crate) fn on_turn(ctx: Ctx<'_>) {
-    if with(|exclusion| exclusion.has_started()) == Some(false) && !ctx.flags().is_loading() {
+    let flags = ctx.flags();
+    if with(|exclusion| exclusion.has_started()) == Some(false) && !flags.is_loading() {
         let has_keys = ffi::has_keys();
-        with(|exclusion| exclusion.on_started(has_keys, clock::mono_us()));
+        with(|exclusion| exclusion.on_started(flags.is_master(), has_keys, clock::mono_us()));
     }
 }
 
@@ -77,9 +92,9 @@ impl Readings for Server<'_> {
 
 /// The server's tick. Returns whether grants have resumed: the timer then has to serve the queues.
 pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
-    OLDER.with(|older| {
-        if !older.is_empty() {
-            older.retain(|address| replicas(ctx).any(|(online, _)| online == *address));
+    UNPROVEN.with(|unproven| {
+        if !unproven.is_empty() {
+            unproven.retain(|address| replicas(ctx).any(|(online, _)| online == *address));
         }
     });
     let is_master = ctx.flags().is_master();
@@ -119,7 +134,7 @@ pub(crate) fn reason(may_grant: MayGrant) -> String {
             exclusion.settings().replicas
         ),
         MayGrant::Quarantine { left_ms } => {
-            format!("another server may have granted locks that are missing here (rlock.exclusion); {left_ms} ms left")
+            format!("locks that were granted before may be missing here (rlock.exclusion); {left_ms} ms left")
         }
     })
     .unwrap_or_default()
@@ -147,15 +162,15 @@ pub(crate) struct Shown {
     pub(crate) following: u64,
     pub(crate) needed: u64,
     pub(crate) replicas: u64,
-    /// How many were online when the module was loaded, and still are.
-    pub(crate) older: u64,
+    /// How many may lack the module.
+    pub(crate) unproven: u64,
     /// For how many milliseconds a change of the settings has not settled.
     pub(crate) settles_ms: u64,
 }
 
 /// What INFO shows.
 pub(crate) fn shown() -> Option<Shown> {
-    let (now_us, older) = (clock::mono_us(), OLDER.with(|older| older.len() as u64).unwrap_or(0));
+    let (now_us, unproven) = (clock::mono_us(), UNPROVEN.with(|unproven| unproven.len() as u64).unwrap_or(0));
     with(|exclusion| Shown {
         mode: exclusion.settings().mode,
         may_grant: exclusion.may_grant(now_us),
@@ -163,7 +178,7 @@ pub(crate) fn shown() -> Option<Shown> {
         following: exclusion.following(),
         needed: exclusion.needed(),
         replicas: exclusion.settings().replicas,
-        older,
+        unproven,
         settles_ms: exclusion.settles_in_ms(now_us),
     })
 }

@@ -70,7 +70,7 @@ fn add_exclusion(info: &InfoCtx, shown: &Shown) {
     info.add(c"replicas", shown.replicas);
     info.add(c"replicas_needed", shown.needed);
     info.add(c"replicas_following", shown.following);
-    info.add(c"replicas_older", shown.older);
+    info.add(c"replicas_unproven", shown.unproven);
     info.add(c"settings_settle_ms", shown.settles_ms);
 }
 

@@ -175,12 +175,14 @@ pub(crate) fn begin_file() {
 /// A server without the module cannot load a file that has the token. So a file without locks has
 /// it only if the token is ahead of the clock; in any other case the clock of the loading server
 /// gives higher tokens. A file with locks needs the module anyway, and always has the token. So does
-/// a snapshot for a replica: one without the module would drop every change of a lock that comes
-/// later, and nothing here would show it.
+/// a snapshot for a replica whose vote will count (`rlock.exclusion failover`): without the module
+/// it would drop each change of a lock, and nothing here would show that.
 pub(crate) fn end_file(save: &Save) {
     let last = state::with_engine(|engine| engine.last_token()).unwrap_or(0);
     let has_locks = SAVED.load(Ordering::Relaxed) > 0;
-    if (last > 0 && (has_locks || last > clock::now().wall_us)) || save.ctx().sends_snapshots() {
+    if (last > 0 && (has_locks || last > clock::now().wall_us))
+        || (exclusion::proves_the_module() && save.ctx().sends_snapshots())
+    {
         save.number(last);
     }
 }

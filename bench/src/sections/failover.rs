@@ -84,13 +84,8 @@ fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
     let mut fleet = Fleet::start(config, REPLICAS)?;
     if let Some(lease_s) = longest_lease_s {
         let lease_ms = 1000 * lease_s;
-        fleet.configure(&format!("rlock.max-lease-ms {lease_ms} rlock.min-replicas 1"))?;
-        let quarantine_ms = lease_ms + LAG_MS + MARGIN_MS;
-        // Not at the master: it has started without data, so the settings would put it into
-        // quarantine.
-        for replica in &mut fleet.replicas {
-            call(replica, &format!("CONFIG SET rlock.quarantine-ms {quarantine_ms} rlock.quarantine-after failover"))?;
-        }
+        fleet
+            .configure(&format!("rlock.max-lease-ms {lease_ms} rlock.exclusion failover rlock.replicas {REPLICAS}"))?;
     }
     let Fleet { master, replicas } = fleet;
     let [mut promoted, mut other] = <[Server; REPLICAS]>::try_from(replicas).ok().context("two replicas")?;
@@ -109,8 +104,8 @@ fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
 /// The settings under which a master does not need its replica in order to grant, and those under
 /// which it does. The permitted lag is long, because the replica falls behind a client that only
 /// acquires and releases.
-const WITHOUT: &str = "rlock.min-replicas 0 rlock.quarantine-after empty";
-const WITH: &str = "rlock.min-replicas 1 rlock.quarantine-after failover rlock.max-replica-lag-ms 60000";
+const WITHOUT: &str = "rlock.exclusion off";
+const WITH: &str = "rlock.max-lease-ms 10000 rlock.replicas 1 rlock.exclusion failover rlock.max-replica-lag-ms 60000";
 
 fn pairs(fleet: &mut Fleet, rounds: usize) -> Result<Line> {
     let mut measured = Pairs::connect(&mut fleet.master)?;

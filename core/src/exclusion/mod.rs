@@ -107,18 +107,26 @@ impl Exclusion {
     }
 
     /// The data set of this process was loaded. Later loads come from a master.
-    pub fn on_started(&mut self, has_keys: bool, now_us: u64) {
+    pub fn on_started(&mut self, is_master: bool, has_keys: bool, now_us: u64) {
         self.has_started = true;
-        self.begin_term(now_us);
-        let settings = self.settings.current();
-        if settings.mode == Mode::Restart || (settings.mode == Mode::Off && settings.limits_leases() && !has_keys) {
-            self.begin_quarantine(now_us);
+        if is_master {
+            self.begin_reign(self.settings.current().mode == Mode::Restart, has_keys, now_us);
         }
     }
 
     /// This server became a master.
-    pub fn on_promoted(&mut self, now_us: u64) {
+    pub fn on_promoted(&mut self, has_keys: bool, now_us: u64) {
+        self.begin_reign(false, has_keys, now_us);
+    }
+
+    /// A server without data may have lost it. With `off` it waits nevertheless, if it knows how
+    /// long leases may be.
+    fn begin_reign(&mut self, is_restart: bool, has_keys: bool, now_us: u64) {
         self.begin_term(now_us);
+        let settings = self.settings.current();
+        if is_restart || (settings.mode == Mode::Off && settings.limits_leases() && !has_keys) {
+            self.begin_quarantine(now_us);
+        }
     }
 
     fn begin_term(&mut self, now_us: u64) {

@@ -25,7 +25,7 @@ fn started(settings: Settings, has_keys: bool) -> Exclusion {
     let mut exclusion = Exclusion::without_margin();
     exclusion.on_settings(settings, 0);
     assert!(!exclusion.has_started());
-    exclusion.on_started(has_keys, 0);
+    exclusion.on_started(true, has_keys, 0);
     exclusion
 }
 
@@ -79,6 +79,13 @@ fn starts_that_begin_a_quarantine() {
     assert!(!may_grant(Mode::Restart, 10, true) && !may_grant(Mode::Restart, 10, false));
     assert!(may_grant(Mode::Off, 10, true) && !may_grant(Mode::Off, 10, false), "a guard for an empty start");
     assert!(may_grant(Mode::Off, crate::MAX_LEASE_MS, false), "but not without a longest lease");
+    let mut replica = Exclusion::without_margin();
+    replica.on_settings(Settings { mode: Mode::Off, ..SETTINGS }, 0);
+    replica.on_started(false, false, 0);
+    replica.on_promoted(true, 1);
+    assert_eq!(replica.may_grant(1), MayGrant::Yes, "a replica that has copied data");
+    replica.on_promoted(false, 2);
+    assert_eq!(replica.may_grant(2), MayGrant::Quarantine { left_ms: 10 });
 }
 
 #[test]

@@ -161,7 +161,7 @@ impl World<'_> {
         server.follows = None;
         server.term = term;
         server.links = std::vec![Link::default(); servers];
-        server.exclusion.on_promoted(now_us);
+        server.exclusion.on_promoted(true, now_us);
         server.engine.promoted();
         self.shown.lost_suffix = has_lost;
         self.answered = [false, false];
@@ -209,7 +209,7 @@ impl World<'_> {
             }
         }
         restarted.exclusion.on_settings(settings, now_us);
-        restarted.exclusion.on_started(!restarted.values.0.is_empty(), now_us);
+        restarted.exclusion.on_started(master.is_none(), !restarted.values.0.is_empty(), now_us);
         if restarted.follows.is_none() {
             restarted.engine.promoted();
         }

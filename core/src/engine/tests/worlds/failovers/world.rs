@@ -76,7 +76,7 @@ impl<'s> World<'s> {
             let settings = setup.settings(false);
             let exclusion = &mut world.server(number).exclusion;
             exclusion.on_settings(settings, 0);
-            exclusion.on_started(true, 0);
+            exclusion.on_started(true, true, 0);
         }
         if setup.replicas > 0 {
             world.act(Action::Gain(0));
