@@ -48,7 +48,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::refresh(ctx);
             state::tell(Engine::demoted);
         }
-        ServerEvent::Replica(has_new) => return exclusion::on_replicas(ctx, has_new),
+        ServerEvent::Replica(has_new) => return exclusion::on_replicas(has_new),
         ServerEvent::LoadBegins => return server::refresh(ctx),
         ServerEvent::Configured => {
             propagation::on_configured();

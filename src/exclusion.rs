@@ -21,14 +21,14 @@ fn with<R>(body: impl FnOnce(&mut Exclusion) -> R) -> Option<R> {
 }
 
 /// The module was loaded.
-pub(crate) fn on_load(ctx: Ctx<'_>) {
+pub(crate) fn on_load() {
     on_settings();
-    find_unproven(ctx);
+    find_unproven();
 }
 
 /// Records the replicas that are online while nothing of the module is in the data.
-fn find_unproven(ctx: Ctx<'_>) {
-    let unproven: Vec<_> = replicas(ctx).map(|(address, _)| address).collect();
+fn find_unproven() {
+    let unproven: Vec<_> = replicas().map(|(address, _)| address).collect();
     if !unproven.is_empty() {
         log_notice(&format!(
             "replicas copied the data before there was a lock in it ({}): a replica that lacks this module drops each \
@@ -39,8 +39,8 @@ fn find_unproven(ctx: Ctx<'_>) {
     UNPROVEN.with(|known| *known = unproven);
 }
 
-fn replicas(ctx: Ctx<'_>) -> impl Iterator<Item = (Box<str>, u64)> {
-    ctx.replication().replicas.into_iter()
+fn replicas() -> impl Iterator<Item = (Box<str>, u64)> {
+    ffi::replication().replicas.into_iter()
 }
 
 /// The settings were read, or have changed.
@@ -55,10 +55,10 @@ pub(crate) fn on_promoted() {
 }
 
 /// A replica came online (`has_new`) or its connection closed.
-pub(crate) fn on_replicas(ctx: Ctx<'_>, has_new: bool) {
-    with(|exclusion| exclusion.on_replicas(has_new, &mut Server(ctx)));
+pub(crate) fn on_replicas(has_new: bool) {
+    with(|exclusion| exclusion.on_replicas(has_new, &mut Server));
     if has_new && !proves_the_module() && state::with_engine(|engine| engine.last_token()) == Some(0) {
-        find_unproven(ctx);
+        find_unproven();
     }
 }
 
@@ -78,15 +78,15 @@ pub(crate) fn on_turn(ctx: Ctx<'_>) {
 }
 
 /// The clock and the replication state, which the rules read at a tick.
-struct Server<'c>(Ctx<'c>);
+struct Server;
 
-impl Readings for Server<'_> {
+impl Readings for Server {
     fn clock_us(&mut self) -> u64 {
         clock::mono_us()
     }
 
     fn replication(&mut self) -> Replication {
-        self.0.replication()
+        ffi::replication()
     }
 }
 
@@ -94,11 +94,11 @@ impl Readings for Server<'_> {
 pub(crate) fn on_tick(ctx: Ctx<'_>) -> bool {
     UNPROVEN.with(|unproven| {
         if !unproven.is_empty() {
-            unproven.retain(|address| replicas(ctx).any(|(online, _)| online == *address));
+            unproven.retain(|address| replicas().any(|(online, _)| online == *address));
         }
     });
     let is_master = ctx.flags().is_master();
-    let changed = with(|exclusion| exclusion.on_tick(is_master, &mut Server(ctx))).flatten();
+    let changed = with(|exclusion| exclusion.on_tick(is_master, &mut Server)).flatten();
     let Some(may_grant) = changed else {
         return false;
     };

@@ -63,7 +63,7 @@ fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
         return Err(LoadError("the server refuses to send its events".into()));
     }
     registrar.info(info::write);
-    exclusion::on_load(registrar.ctx());
+    exclusion::on_load();
     server::warn_of_slow_replication(registrar.ctx());
     eviction::refresh(registrar.ctx());
     server::refresh(registrar.ctx());

@@ -9,7 +9,7 @@ use rlock_core::{
 
 use crate::clock;
 use crate::exclusion;
-use crate::ffi::{Arg, Digest, Load, Save, log_warning};
+use crate::ffi::{self, Arg, Digest, Load, Save, log_warning};
 use crate::state;
 use crate::timer;
 
@@ -181,7 +181,7 @@ pub(crate) fn end_file(save: &Save) {
     let last = state::with_engine(|engine| engine.last_token()).unwrap_or(0);
     let has_locks = SAVED.load(Ordering::Relaxed) > 0;
     if (last > 0 && (has_locks || last > clock::now().wall_us))
-        || (exclusion::proves_the_module() && save.ctx().sends_snapshots())
+        || (exclusion::proves_the_module() && ffi::is_snapshot_wanted())
     {
         save.number(last);
     }

@@ -148,11 +148,6 @@ impl Load {
 pub(crate) struct Save(*mut raw::RedisModuleIO);
 
 impl Save {
-    pub(crate) fn ctx(&self) -> Ctx<'_> {
-        // SAFETY: the file is being written, and the context lives as long as it is.
-        unsafe { Ctx::new(api!(RedisModule_GetContextFromIO, self.0)) }
-    }
-
     pub(crate) fn number(&self, number: u64) {
         // SAFETY: the payload is being written.
         unsafe { api!(RedisModule_SaveUnsigned, self.0, number) };

@@ -7,42 +7,41 @@
 //! replication.c of Redis 7.0 and Valkey 9.1).
 
 use std::ffi::{CStr, CString};
+use std::ptr;
 
 use redis_module::raw;
 use rlock_core::Replication;
 
-use super::{Ctx, api};
+use super::api;
 
-impl Ctx<'_> {
-    /// The state of the replication.
-    pub(crate) fn replication(self) -> Replication {
-        let info = ReplicationInfo::of(self);
-        let offset = info.field(c"master_repl_offset").and_then(|value| value.parse().ok()).unwrap_or(0);
-        Replication { offset, replicas: info.replicas().filter_map(|fields| online(&fields)).collect() }
-    }
-
-    /// Whether a replica waits for a snapshot.
-    pub(crate) fn sends_snapshots(self) -> bool {
-        ReplicationInfo::of(self).replicas().any(|fields| field(&fields, "state") != Some("online"))
-    }
+/// The state of the replication.
+pub(crate) fn replication() -> Replication {
+    let info = ReplicationInfo::new();
+    let offset = info.field(c"master_repl_offset").and_then(|value| value.parse().ok()).unwrap_or(0);
+    Replication { offset, replicas: info.replicas().filter_map(|fields| online(&fields)).collect() }
 }
 
-/// The section of INFO, without the command INFO, which may be renamed.
-struct ReplicationInfo<'c> {
-    ctx: Ctx<'c>,
-    info: *mut raw::RedisModuleServerInfoData,
+/// Whether a replica waits for a snapshot.
+pub(crate) fn is_snapshot_wanted() -> bool {
+    ReplicationInfo::new().replicas().any(|fields| field(&fields, "state") != Some("online"))
 }
 
-impl<'c> ReplicationInfo<'c> {
-    fn of(ctx: Ctx<'c>) -> Self {
-        // SAFETY: the context is alive.
-        Self { ctx, info: unsafe { api!(RedisModule_GetServerInfo, ctx.raw(), c"replication".as_ptr()) } }
+/// The section of INFO, without the command INFO, which may be renamed. The server uses a context
+/// only to free the information by itself, so there is none: while Redis 8.6 saves a snapshot to
+/// which the module adds nothing, it never ends a context that the module asks for, and later fails
+/// an assertion.
+struct ReplicationInfo(*mut raw::RedisModuleServerInfoData);
+
+impl ReplicationInfo {
+    fn new() -> Self {
+        // SAFETY: the server allows a null context.
+        Self(unsafe { api!(RedisModule_GetServerInfo, ptr::null_mut(), c"replication".as_ptr()) })
     }
 
     fn field(&self, name: &CStr) -> Option<String> {
         // SAFETY: the information is alive, and the field is copied.
         unsafe {
-            let value = api!(RedisModule_ServerInfoGetFieldC, self.info, name.as_ptr());
+            let value = api!(RedisModule_ServerInfoGetFieldC, self.0, name.as_ptr());
             (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
         }
     }
@@ -53,10 +52,10 @@ impl<'c> ReplicationInfo<'c> {
     }
 }
 
-impl Drop for ReplicationInfo<'_> {
+impl Drop for ReplicationInfo {
     fn drop(&mut self) {
-        // SAFETY: the context is alive; the information is freed once.
-        unsafe { api!(RedisModule_FreeServerInfo, self.ctx.raw(), self.info) };
+        // SAFETY: the information is freed once.
+        unsafe { api!(RedisModule_FreeServerInfo, ptr::null_mut(), self.0) };
     }
 }
 
