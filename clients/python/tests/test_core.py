@@ -202,6 +202,25 @@ class TestHold:
         hold._client._engine.answered([hold], [10_000], now.time - 0.1)
         assert not hold.held
 
+    def test_renewal_for_less_than_before_shortens_the_belief_and_the_next_renewal(self) -> None:
+        hold, now = self.make()
+        sent = now.time + 4
+        now.time += 5
+        hold._client._engine.answered([hold], [3_000], sent)
+        assert hold.until == pytest.approx(sent + 2.968)
+        assert hold.due == pytest.approx(sent + 1)
+        assert hold.timeout <= 1
+        hold._client._engine.answered([hold], [10_000], now.time)
+        assert hold.until == pytest.approx(now.time + 9.898)
+
+    def test_of_two_answers_the_one_that_was_sent_later_counts(self) -> None:
+        hold, now = self.make()
+        first, second = now.time + 4, now.time + 5
+        now.time += 6
+        hold._client._engine.answered([hold], [2_000], second)
+        hold._client._engine.answered([hold], [10_000], first)
+        assert hold.until == pytest.approx(second + 1.978)
+
     def test_session_shortens_the_belief_and_the_renewal(self) -> None:
         hold, now = self.make(session=3)
         assert hold.until == pytest.approx(now.time + 2.968)

@@ -78,6 +78,23 @@ KINDS = {
 
 class TestKinds:
     @pytest.mark.parametrize("kind", KINDS)
+    def test_belief_follows_a_limit_that_was_lowered_during_the_wait(
+        self, kind: str, client: RLockClient, server: Server
+    ) -> None:
+        lock = KINDS[kind](client, lease=60)
+        if kind == "semaphore":
+            lock.init(1)
+        before = server.admin.config_get("rlock.max-lease-ms")
+        try:
+            with lock:
+                waiter = Thread(lock.acquire)
+                eventually(lambda: server.waiters("k") == 1)
+                server.admin.config_set("rlock.max-lease-ms", 3000)
+            assert 0 < waiter.ended().remaining < 3
+        finally:
+            server.admin.config_set("rlock.max-lease-ms", before["rlock.max-lease-ms"])
+
+    @pytest.mark.parametrize("kind", KINDS)
     def test_each_kind_excludes_hands_over_and_leaves_nothing(
         self, kind: str, client: RLockClient, server: Server
     ) -> None:

@@ -29,8 +29,8 @@ MAX_ASKING = 16  # Connections to a server for requests that acquire; renewals a
 class AsyncHold(Hold):
     """A lock that a task holds."""
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
-        super().__init__(attempt, tokens, sent)
+    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
+        super().__init__(attempt, tokens, sent, left)
         self._end_event = asyncio.Event()
         # The tasks in blocks of this lock, each with the number of its cancellations before.
         self._blocks: list[tuple[asyncio.Task[Any], int]] = []

@@ -82,9 +82,9 @@ class Attempt:
         """The server has said that this request holds nothing and waits no more."""
         self.uncertain, self._lost_reply, self.id = False, False, 0
 
-    def _hold(self, tokens: list[int], sent: float) -> Hold | None:
+    def _hold(self, tokens: list[int], sent: float, left: float = FOREVER) -> Hold | None:
         """None if the answer took longer than the hold lasts."""
-        hold: Hold = self.client._hold_class(self, tokens, sent)
+        hold: Hold = self.client._hold_class(self, tokens, sent, left)
         return hold if hold.held else None
 
     async def acquire(self, wait: float | None) -> Hold | None:
@@ -174,8 +174,8 @@ class Attempt:
         while clock() < self._end + NIL_MARGIN:
             sent = clock()
             try:
-                await self._call(request, self._timeout())
-                if hold := self._hold(tokens, sent):
+                left = int(await self._call(request, self._timeout())) / 1000
+                if hold := self._hold(tokens, sent, left):
                     return hold
             except NotOwner:
                 if target.kind == "many":  # One of the keys may still be held.

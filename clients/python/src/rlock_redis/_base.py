@@ -340,6 +340,8 @@ class Base(Generic[H, L, S]):
                     if shared is not None and shared.held and shared.tokens == hold.tokens:
                         # Another thread or task has acquired it meanwhile, with this name of an owner.
                         shared._count, shared._release_id = shared._count + 1, max(shared._release_id, hold._release_id)
+                        if hold._sent > shared._sent:
+                            shared._believe(hold._sent, hold._left)
                         hold = shared
                     else:
                         for slot in self._slots(target):

@@ -76,7 +76,7 @@ class Hold(Item):
 
     _ended: Callable[[bool], None]  # Tells whoever waits for the end of this hold whether it was lost.
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
+    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
         self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
@@ -87,14 +87,18 @@ class Hold(Item):
         # A connection may be lost without our notice, and the server then ends a session after its grace. So the
         # belief is always the shorter of lease and grace.
         self._belief = min(self._lease, self._options.session or FOREVER)
-        self.until = self._deadline(sent)
-        if self._options.renew:
-            self.due = sent + self._belief / 3
-        # Rounded down to one of a few values, so that holds with other leases share a pipeline.
-        self.timeout = 1.25 ** math.floor(math.log(min(self._client.command_timeout, self._belief / 3), 1.25))
+        self._believe(sent, left)
 
-    def _deadline(self, sent: float, left: float = FOREVER) -> float:
-        return sent + min(self._belief, left) * 0.99 - 0.002
+    def _believe(self, sent: float, left: float) -> None:
+        """Follows the answer to a request, also if that shortens the hold: the server may allow less than before."""
+        self._sent, self._left = sent, min(self._belief, left)
+        self.until = sent + self._left * 0.99 - 0.002
+        self.pause = SHORT_PAUSE
+        if self._options.renew:
+            self.due = sent + self._left / 3
+        # Rounded down to one of a few values, so that holds with other leases share a pipeline.
+        longest = min(self._client.command_timeout, max(self._left, 0.01) / 3)
+        self.timeout = 1.25 ** math.floor(math.log(longest, 1.25))
 
     @property
     def remaining(self) -> float:
@@ -128,9 +132,8 @@ class Hold(Item):
                 self.until = -FOREVER
             else:
                 self.retry(now)
-        elif now < self.until:
-            self.until = max(self.until, self._deadline(sent, int(replies[0]) / 1000))
-            self.due, self.pause = sent + self._belief / 3, SHORT_PAUSE
+        elif now < self.until and sent >= self._sent:
+            self._believe(sent, int(replies[0]) / 1000)
         return False
 
     def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:

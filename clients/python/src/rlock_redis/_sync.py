@@ -33,8 +33,8 @@ def _thread(target: Callable[..., Any], *arguments: Any) -> threading.Thread:
 class SyncHold(Hold):
     """A lock that a thread holds."""
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
-        super().__init__(attempt, tokens, sent)
+    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
+        super().__init__(attempt, tokens, sent, left)
         self._end_event = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
