@@ -674,6 +674,25 @@ class TestReleasing:
         proxy.deaf = proxy.refuses = False
         eventually(lambda: server.is_clean("a") and server.is_clean("b"))
 
+    @pytest.mark.parametrize(("kind", "keep"), [*((kind, None) for kind in KINDS), ("mutex", 1), ("fair", 1)])
+    @pytest.mark.parametrize("replacement", ["string", "other lock", "nothing"])
+    def test_release_of_a_key_that_was_overwritten_reports_the_loss(
+        self, kind: str, keep: float | None, replacement: str, client: RLockClient, server: Server
+    ) -> None:
+        lock = KINDS[kind](client)
+        if kind == "semaphore":
+            lock.init(1)
+        lock.acquire()
+        server.admin.delete("k")
+        if replacement == "string":
+            server.admin.set("k", "value")
+        elif replacement == "other lock":
+            other = ["RLOCK.ACQUIRE", "k", "other"] if kind == "write" else ["RRWLOCK.ACQUIRE", "k", "other", "READ"]
+            server.admin.execute_command(*other)
+        with pytest.raises(LockLost):
+            lock.release(keep)
+        assert server.holders("l") == 0
+
     def test_keep_is_refused_where_it_does_not_exist(self, client: RLockClient) -> None:
         with client.write_lock("k") as hold, pytest.raises(ValueError, match="keep"):
             client.write_lock("k").release(keep=1)

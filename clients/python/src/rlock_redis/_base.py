@@ -18,7 +18,7 @@ from ._attempt import Attempt, Mailbox
 from ._clock import CLOSE_WITHIN, SHORT_PAUSE, SteadyClock
 from ._commands import Command, Message, Target, encoded, first, milliseconds, slot_of, tag_of
 from ._connections import Route, done
-from ._hold import Engine, Errand, Hold, Item, log
+from ._hold import GONE, Engine, Errand, Hold, Item, log
 from ._options import LockOptions, Options
 from ._request_ids import clients
 from .errors import Closed, LockError, LockLost, LockTimeout, Stopped, Unavailable, code_of, typed
@@ -374,7 +374,7 @@ class Base(Generic[H, L, S]):
                     replies = [error]
                 if is_done := errand.take(replies, 0.0, 0.0):
                     # A repeated one finds that the first has ended the hold.
-                    was_held = is_repeated or not any(code_of(reply) == "NOTOWNER" for reply in replies)
+                    was_held = is_repeated or not any(code_of(reply) in GONE for reply in replies)
                     break
         finally:  # Also if the caller was cancelled.
             if not is_done:

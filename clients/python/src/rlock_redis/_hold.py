@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlock_redis")
 
 MAX_SETTLEMENTS = 1000
+GONE = ("NOTOWNER", "WRONGTYPE", "NOSEMAPHORE")  # To a RELEASE: the hold had ended, perhaps with its key.
 
 
 class Item:
@@ -61,7 +62,7 @@ class Errand(Item):
             return False
         for problem in problems:
             # After STALE a newer request of this owner shares the hold.
-            if isinstance(problem, Refused) and problem.code != "STALE":
+            if isinstance(problem, Refused) and problem.code not in ("STALE", *GONE):
                 log.warning("%s was refused: %s", self.what, problem)
         return True
 
