@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
+import re
 import socket
 import threading
 import time
@@ -402,9 +404,62 @@ def test_request_ids_rise_over_a_fork(ahead: int, monkeypatch: pytest.MonkeyPatc
     assert int(in_fork(_request_ids.next_id)) >= max(parents, now)
 
 
-def test_lease_and_client_are_checked() -> None:
-    with pytest.raises(ValueError, match="lease"):
-        RLockClient(redis.Redis()).lock("k", lease=0)
+DAYS_365 = 365 * 24 * 3600
+NO_DURATIONS = [math.nan, -math.inf, -1, -1e-9]
+
+
+@pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
+class TestDurations:
+    @pytest.mark.parametrize("name", ["lease", "session", "command_timeout", "grace"])
+    @pytest.mark.parametrize("value", [*NO_DURATIONS, 0, 1e-300, 0.0099, DAYS_365 + 1, 1e300, math.inf])
+    def test_other_durations_are_refused_with_a_sentence(self, client_class: Any, name: str, value: float) -> None:
+        client = client_class(redis.Redis())
+        if name == "grace" and 0 <= value < 1:
+            client.fair_lock("k", grace=value)
+            return
+        with pytest.raises(ValueError, match=rf"^{name} must be .* seconds .*, not {re.escape(repr(value))}$"):
+            client.lock("k", **{name: value}) if name != "command_timeout" else client_class(
+                redis.Redis(), command_timeout=value
+            )
+
+    @pytest.mark.parametrize("value", [0.01, DAYS_365])
+    def test_shortest_and_longest_durations_are_accepted(self, client_class: Any, value: float) -> None:
+        client_class(redis.Redis(), command_timeout=value).lock("k", lease=value, session=value, grace=value)
+
+    @pytest.mark.parametrize("value", NO_DURATIONS)
+    def test_timeouts_that_are_none_are_refused(self, client_class: Any, value: float) -> None:
+        lock = client_class(redis.Redis()).lock("k")
+        for asks in (
+            lambda: client_class(redis.Redis()).lock("k", timeout=value),
+            lambda: call(lock.acquire, True, value),
+        ):
+            with pytest.raises(
+                ValueError, match=rf"^timeout must be 0 seconds or more, .* not {re.escape(repr(value))}$"
+            ):
+                asks()
+
+    @pytest.mark.parametrize("value", [*NO_DURATIONS, DAYS_365 + 1, math.inf])
+    def test_periods_are_checked(self, client_class: Any, value: float) -> None:
+        semaphore = client_class(redis.Redis()).semaphore("k")
+        with pytest.raises(ValueError, match=r"^keep must be 0 to"):
+            call(semaphore.release, value)
+        with pytest.raises(ValueError, match=r"^idle must be 0 to"):
+            call(semaphore.init, 1, value)
+
+    @pytest.mark.parametrize("permits", [0, -1, 1.5, math.nan, math.inf])
+    def test_permits_are_whole_numbers_from_1(self, client_class: Any, permits: Any) -> None:
+        client = client_class(redis.Redis())
+        for asks in (lambda: client.semaphore("k", permits), lambda: call(client.semaphore("k").init, permits)):
+            with pytest.raises(ValueError, match=r"^permits must be a whole number of 1 or more"):
+                asks()
+
+
+def call(method: Callable[..., Any], *arguments: Any) -> Any:
+    result = method(*arguments)
+    return asyncio.run(result) if asyncio.iscoroutine(result) else result
+
+
+def test_options_and_client_are_checked() -> None:
     with pytest.raises(ValueError, match="session needs"):
         RLockClient(redis.Redis()).lock("k", renew=False, session=1)
     with pytest.raises(ValueError, match="one key"):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -145,6 +147,43 @@ class TestWaiting:
         with pytest.raises(LockTimeout):
             in_thread(lambda: client.lock("k", timeout=0.1).__enter__())
         eventually(lambda: server.waiters("k") == 0)
+
+    @pytest.mark.parametrize("timeout", [math.inf, sys.float_info.max, 365 * 24 * 3600])
+    def test_longest_timeouts_wait_until_the_lock_is_free(
+        self, timeout: float, client: RLockClient, server: Server
+    ) -> None:
+        with client.lock("k") as hold:
+            waiter = Thread(lambda: client.lock("k", timeout=timeout).acquire())
+            eventually(lambda: server.waiters("k") == 1)
+            watcher = Thread(lambda: hold.wait(timeout))
+        assert waiter.ended()
+        assert watcher.ended()
+
+    def test_timeout_of_0_tries_once(self, client: RLockClient, server: Server) -> None:
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        server.admin.config_resetstat()
+        assert client.lock("k", timeout=0).acquire() is None
+        assert client.lock("k").acquire(timeout=0) is None
+        assert server.admin.info("commandstats")["cmdstat_RLOCK.ACQUIRE"]["calls"] == 2
+
+    def test_period_of_0_is_none(self, client: RLockClient, server: Server) -> None:
+        semaphore = client.semaphore("s")
+        semaphore.init(1, idle=0.2)
+        semaphore.init(1, idle=0)
+        time.sleep(0.3)
+        assert server.admin.exists("s")
+        client.lock("k").acquire()
+        client.lock("k").release(keep=0)
+        assert server.is_clean("k")
+        assert in_thread(lambda: client.lock("k").acquire(blocking=False))
+
+    def test_longest_durations_are_understood_by_the_server(self, client: RLockClient) -> None:
+        year = 365 * 24 * 3600
+        with client.fair_lock("k", lease=year, session=year, grace=year, timeout=year):
+            pass
+        client.semaphore("s").init(1, idle=year)
+        client.lock("l").acquire()
+        client.lock("l").release(keep=year)
 
     @pytest.mark.parametrize("fault", ["stalled", "deaf", "halting", "refuses"])
     def test_wait_ends_in_time_whatever_the_network_does(self, fault: str, proxied: RLockClient, proxy: Proxy) -> None:

@@ -19,7 +19,7 @@ from ._clock import CLOSE_WITHIN, SHORT_PAUSE, SteadyClock
 from ._commands import Command, Message, Target, encoded, first, milliseconds, slot_of, tag_of
 from ._connections import Route, done
 from ._hold import GONE, Engine, Errand, Hold, Item, log
-from ._options import LockOptions, Options
+from ._options import LockOptions, Options, duration, limit, whole
 from ._request_ids import clients
 from .errors import Closed, LockError, LockLost, LockTimeout, Stopped, Unavailable, code_of, typed
 
@@ -64,6 +64,8 @@ class Base(Generic[H, L, S]):
         self.redis, self.closed, self._prefix = redis, False, encoded(key_prefix)
         self.clock: Callable[[], float] = clock or SteadyClock()
         configured = None if self.is_cluster else redis.connection_pool.connection_kwargs.get("socket_timeout")
+        if command_timeout is not None:
+            duration("command_timeout", command_timeout, 0.01)
         self.command_timeout = float(command_timeout or configured or 5.0)
         self._begin()
         clients.add(self)
@@ -107,7 +109,7 @@ class Base(Generic[H, L, S]):
         return cast(S, self._make("semaphore", [key], options, permits))
 
     def _make(self, kind: str, keys: Iterable[str | bytes], options: LockOptions, permits: int = 1) -> L:
-        target = Target(kind, tuple(self._prefix + encoded(key) for key in keys), permits)
+        target = Target(kind, tuple(self._prefix + encoded(key) for key in keys), whole(permits))
         if not target.keys:
             raise ValueError("at least one key is needed")
         make = self._semaphore_class if kind == "semaphore" else self._lock_class
@@ -425,10 +427,12 @@ class LockBase(Generic[H]):
         return self._options.owner or self._client._scope()
 
     async def _acquire(self, blocking: bool = True, timeout: float | None = None) -> H | None:
-        wait = 0 if not blocking else self._options.timeout if timeout is None else timeout
+        wait = limit(self._options.timeout if timeout is None else timeout) if blocking else 0
         return await self._client._acquire(self._target, self._options, self._scope(), wait)
 
     async def _release(self, keep: float | None = None) -> None:
+        if keep is not None:
+            duration("keep", keep)
         await self._client._release(self._target, self._scope(), keep)
 
     async def _enter(self) -> H:
@@ -446,6 +450,6 @@ class LockBase(Generic[H]):
                 raise
 
     async def _init(self, permits: int, idle: float | None) -> bool:
-        words: Command = ("RSEMAPHORE.INIT", self._target.keys[0], permits)
-        words += () if idle is None else ("IDLE", milliseconds(idle))
+        words: Command = ("RSEMAPHORE.INIT", self._target.keys[0], whole(permits))
+        words += () if idle is None else ("IDLE", milliseconds(duration("idle", idle)))
         return bool(first(await self._client._call(words[1], [words], self._client.command_timeout)))

@@ -17,7 +17,7 @@ from ._clock import CLOSE_WITHIN, FOREVER, LONG_PAUSE, PING, SHORT_PAUSE
 from ._commands import Message
 from ._connections import Route, Subscriber, run
 from ._hold import Hold, log
-from ._options import LockOptions
+from ._options import LockOptions, limit
 from .errors import LockLost, LockTimeout, Stopped, Unavailable
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ class SyncHold(Hold):
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the hold has ended, by loss or release, for at most ``timeout`` seconds.
 
-        Returns whether it has ended. Any thread can watch for the loss with this.
+        Returns whether it has ended. Any thread can watch for the loss with this. None, and more than 365 days, is
+        no limit.
         """
-        return self._end_event.wait(timeout)
+        return self._end_event.wait(limit(timeout))
 
     def _ended(self, lost: bool) -> None:
         self._end_event.set()
@@ -134,8 +135,8 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
 
     :param redis: a client of redis-py or valkey-py: ``Redis``, ``RedisCluster``, or one of a Sentinel.
     :param key_prefix: put before each key.
-    :param command_timeout: seconds to wait for the answer of a command; by default the ``socket_timeout`` of
-        ``redis``, or 5.
+    :param command_timeout: seconds to wait for the answer of a command, from 0.01 to 365 days; by default the
+        ``socket_timeout`` of ``redis``, or 5.
     :param clock: for tests: a function that returns seconds, on a clock that never stands still.
     """
 
@@ -227,9 +228,9 @@ class Lock(LockBase[SyncHold]):
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> SyncHold | None:
         """Acquires the lock, and returns the hold, or None if the lock was not free in time.
 
-        With ``blocking=False`` the server tries once. Otherwise the call waits for ``timeout`` seconds, or those of
-        the lock's options, or without limit. A signal handler that raises ends the wait, and the client takes the
-        request back in the background.
+        With ``blocking=False``, or a timeout of 0, the server tries once. Otherwise the call waits for ``timeout``
+        seconds, or those of the lock's options, or without limit. A signal handler that raises ends the wait, and the
+        client takes the request back in the background.
 
         :raises LockLost: this thread held the lock before and has lost it; release it first.
         :raises Refused: the server refused the request; also its subclasses :class:`Deadlock`, :class:`Superseded`,
@@ -240,7 +241,7 @@ class Lock(LockBase[SyncHold]):
         return run(self._acquire(blocking, timeout))
 
     def release(self, keep: float | None = None) -> None:
-        """Releases the lock. With ``keep`` it stays closed to everybody for so many seconds.
+        """Releases the lock. With ``keep`` it stays closed to everybody for so many seconds, up to 365 days.
 
         Returns when the server has answered. If it does not, the client goes on in the background until the lease
         has passed.
@@ -263,7 +264,8 @@ class Semaphore(Lock):
     def init(self, permits: int, idle: float | None = None) -> bool:
         """Makes the semaphore with so many permits unless it exists; returns whether it was made.
 
-        With ``idle`` the server deletes it when nobody has used it for so many seconds.
+        With ``idle`` the server deletes it when nobody has used it for so many seconds, up to 365 days; 0 takes that
+        back.
 
         :raises LockError: the server did not answer, or refused.
         """
