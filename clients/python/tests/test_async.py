@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from conftest import Clock, Proxy, Server
+from conftest import Clock, Proxy, Server, free_port
 
-from rlock_redis import AsyncRLockClient, Closed, Deadlock, LockLost, LockTimeout, Refused, Unavailable
+from rlock_redis import AsyncRLockClient, Closed, Deadlock, LockLost, Refused, Unavailable
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -549,13 +549,26 @@ def test_wait_ends_in_time_whatever_the_network_does(fault: str, server: Server,
             await client.lock("other").acquire()
             setattr(proxy, fault, True)
             began = time.monotonic()
-            with pytest.raises(LockTimeout):
+            with pytest.raises(Unavailable):
                 async with client.lock("k", timeout=0.5):
                     pass
             assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
             with pytest.raises(Unavailable):
                 await client.lock("k").acquire(blocking=False)
             setattr(proxy, fault, False)
+
+    run(main)
+
+
+def test_outage_is_not_contention(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with client_of(free_port()) as client:
+            for wait in (lambda: client.lock("k").acquire(timeout=0.3), client.lock("k", timeout=0.3).__aenter__):
+                caplog.clear()
+                with pytest.raises(Unavailable, match=r"'k' was not acquired within 0.3 s: .*Connect") as raised:
+                    await wait()
+                assert isinstance(raised.value.__cause__, Unavailable)
+                assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
 
     run(main)
 
@@ -704,7 +717,8 @@ def test_many_waits_on_a_stalled_server_end_in_time(server: Server, proxy: Proxy
             proxy.stalled = True
             began = time.monotonic()
             tasks = [asyncio.create_task(client.lock("k").acquire(timeout=0.5)) for _ in range(60)]
-            assert await asyncio.gather(*tasks) == [None] * 60
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(result) for result in results} == {Unavailable}
             assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
             proxy.stalled = False
 

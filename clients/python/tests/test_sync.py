@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import Clock, Proxy, Server, eventually
+from conftest import Clock, Proxy, Server, eventually, free_port
 
 from rlock_redis import (
     Closed,
@@ -192,14 +192,55 @@ class TestWaiting:
         if fault == "refuses":
             proxy.cut()
         began = time.monotonic()
-        assert proxied.lock("k").acquire(timeout=0.5) is None
+        with pytest.raises(Unavailable):
+            proxied.lock("k").acquire(timeout=0.5)
         assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
 
     def test_first_wait_of_a_client_ends_in_time_too(self, proxied: RLockClient, proxy: Proxy) -> None:
         proxy.stalled = True
         began = time.monotonic()
-        assert proxied.lock("k").acquire(timeout=0.5) is None
+        with pytest.raises(Unavailable):
+            proxied.lock("k").acquire(timeout=0.5)
         assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
+
+    def test_outage_is_not_contention(self, caplog: pytest.LogCaptureFixture) -> None:
+        with RLockClient(redis.Redis(port=free_port())) as client:
+            for wait in (lambda: client.lock("k").acquire(timeout=0.3), client.lock("k", timeout=0.3).__enter__):
+                caplog.clear()
+                with pytest.raises(Unavailable, match=r"'k' was not acquired within 0.3 s: .*refused") as raised:
+                    wait()
+                assert isinstance(raised.value.__cause__, Unavailable)
+                assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+
+    def test_refusing_server_is_not_contention(self) -> None:
+        replica = Server("--replicaof", "127.0.0.1", "1").ready()
+        try:
+            with RLockClient(redis.Redis(port=replica.port)) as client, pytest.raises(Unavailable) as raised:
+                client.lock("k").acquire(timeout=0.3)
+            assert raised.value.code == "READONLY"
+        finally:
+            replica.stop()
+
+    @pytest.mark.parametrize("fault", ["stalled", "deaf", "refuses"])
+    def test_outage_during_the_wait_is_not_contention(
+        self, fault: str, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        waiter = Thread(lambda: proxied.lock("k").acquire(timeout=1))
+        eventually(lambda: server.waiters("k") == 1)
+        setattr(proxy, fault, True)
+        if fault == "refuses":
+            proxy.cut()
+        with pytest.raises(Unavailable):
+            waiter.ended()
+
+    def test_contention_after_an_outage_is_contention(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        proxy.refuses = True
+        waiter = Thread(lambda: proxied.lock("k").acquire(timeout=2))
+        time.sleep(0.2)
+        proxy.refuses = False
+        assert waiter.ended() is None
 
     def test_lost_reply_leaves_no_hold(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
         proxied.lock("other").acquire()
@@ -709,7 +750,8 @@ class TestReleasing:
         server.admin.execute_command("RLOCK.FORCERELEASE", "a")
         proxy.refuses = True
         proxy.cut()
-        thread.ended()
+        with pytest.raises(Unavailable):
+            thread.ended()
         proxy.deaf = proxy.refuses = False
         eventually(lambda: server.is_clean("a") and server.is_clean("b"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ class Attempt:
         self.lease = options.lease
         self.id, self._end = 0, FOREVER  # The first request draws the id.
         self.uncertain = self._lost_reply = False  # Whether the server may know of this attempt; and why.
+        self._cause: LockError | None = None  # The last failure, if the server has not answered since.
         self._words: Command = () if options.session is None else ("SESSION", milliseconds(options.session))
         self._words += () if options.note is None else ("NOTE", options.note)
 
@@ -66,7 +68,9 @@ class Attempt:
 
     async def _call(self, request: Command, timeout: float) -> Any:
         self.client._check(self.box)
-        return first(await self.client._call(self.target.keys[0], [request], timeout, self.box))
+        reply = first(await self.client._call(self.target.keys[0], [request], timeout, self.box))
+        self._cause = None
+        return reply
 
     async def _pause(self, seconds: float) -> None:
         """Ends early only if the attempt ends with it."""
@@ -88,7 +92,10 @@ class Attempt:
         return hold if hold.held else None
 
     async def acquire(self, wait: float | None) -> Hold | None:
-        """Waits for at most so many seconds. With 0 it asks once, and repeats that if the reply was lost."""
+        """Waits for at most so many seconds. With 0 it asks once, and repeats that if the reply was lost.
+
+        None if another owner had the lock all the time. If the server was not there at the end, raises Unavailable.
+        """
         clock, pause = self.client.clock, SHORT_PAUSE
         waits = wait is None or wait > 0
         self._end = FOREVER if wait is None else clock() + (wait if waits else self.client.command_timeout)
@@ -100,7 +107,9 @@ class Attempt:
                 has_time = clock() + pause < self._end and (waits or pause == SHORT_PAUSE)
                 if has_time and self.client._engine.hasten(self.owner, self.target.keys):
                     self.client._wake()
-                    raise Unavailable("a former hold of this owner has not been released yet")
+                    await self._pause(pause)
+                    pause = min(LONG_PAUSE, 2 * pause)
+                    continue
                 self.lease = min(self.options.lease, self.client.max_lease or await self._learn())
                 options: Command = ()
                 if waits:
@@ -119,10 +128,16 @@ class Attempt:
             except Unavailable as error:
                 if not waits and (error.code or clock() + pause >= self._end):
                     raise
-                log.debug("%s: %s", self.target, error)
+                self._report(error)
                 await self._pause(min(pause, self._end - clock()))
                 pause = min(LONG_PAUSE, 2 * pause)
+        if (cause := self._cause) is not None:
+            raise Unavailable(f"{self.target} was not acquired within {wait} s: {cause}", cause.code) from cause
         return None
+
+    def _report(self, error: LockError) -> None:
+        log.log(logging.DEBUG if self._cause else logging.WARNING, "acquiring %s: %s", self.target, error)
+        self._cause = error
 
     async def _learn(self) -> float:
         """The longest lease that the server grants, if INFO tells it."""
@@ -144,9 +159,13 @@ class Attempt:
         # A node that became a replica still accepts subscriptions, but its master does not see them, and undoes the
         # grants that it publishes.
         is_home = self.box.asked == self.box.home
-        again = min(clock() + (ASK_AGAIN if is_home else LONG_PAUSE), self._end + NIL_MARGIN)
+        again = clock() + (ASK_AGAIN if is_home else LONG_PAUSE)
+        if is_last := again > self._end:
+            again = self._end + NIL_MARGIN
         while (left := again - clock()) > 0:
             message = await self.client._receive(self.box, left)
+            if message is None and is_last:
+                raise self.client._silence(self.box)
             if message is None or message.what == "again":
                 break
             if message.error is not None:
@@ -182,7 +201,8 @@ class Attempt:
                     self.client._background(self.settlement())
                 self._denied()
                 return None
-            except Unavailable:
+            except Unavailable as error:
+                self._report(error)
                 await self._pause(pause)
                 pause = min(LONG_PAUSE, 2 * pause)
         return None

@@ -227,6 +227,11 @@ class Base(Generic[H, L, S]):
             if box.channel in channels:
                 box.put(message)
 
+    def _silence(self, box: Mailbox) -> LockError:
+        """Why a wait heard nothing at its end, when the server says that it is over."""
+        error: LockError | None = getattr(self._subscribers.get(box.home), "_error", None)
+        return error or Unavailable("the server did not answer in time")
+
     # -- the timer
 
     def _background(self, errand: Errand) -> None:

@@ -226,7 +226,7 @@ class Lock(LockBase[SyncHold]):
     """
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> SyncHold | None:
-        """Acquires the lock, and returns the hold, or None if the lock was not free in time.
+        """Acquires the lock, and returns the hold, or None if another owner held the lock until the time was up.
 
         With ``blocking=False``, or a timeout of 0, the server tries once. Otherwise the call waits for ``timeout``
         seconds, or those of the lock's options, or without limit. A signal handler that raises ends the wait, and the
@@ -235,7 +235,8 @@ class Lock(LockBase[SyncHold]):
         :raises LockLost: this thread held the lock before and has lost it; release it first.
         :raises Refused: the server refused the request; also its subclasses :class:`Deadlock`, :class:`Superseded`,
             :class:`ModuleMissing` and :class:`ModuleTooOld`.
-        :raises Unavailable: the server cannot serve a request that does not wait.
+        :raises Unavailable: the server cannot serve a request that does not wait, or when the time of a wait was up,
+            the server could not be reached, did not answer, or refused; the cause is the last failure.
         :raises Closed: the client was closed.
         """
         return run(self._acquire(blocking, timeout))

@@ -17,7 +17,7 @@ class LockError(Exception):
 
 
 class LockTimeout(LockError, TimeoutError):
-    """The lock was not acquired within its timeout. Also a :class:`TimeoutError`."""
+    """Another owner held the lock until the timeout was over. Also a :class:`TimeoutError`."""
 
 
 class LockLost(LockError):
