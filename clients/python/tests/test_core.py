@@ -300,11 +300,11 @@ class TestCluster:
             client._subscriber_class, client._exchange, client.max_lease = Subscriber, exchange, FOREVER
             lock, app.master = client.lock("k"), app.new
             with pytest.raises(Unavailable, match="did not answer in time"):
-                await lock._acquire(timeout=0.3)
+                await client._acquire(lock, client._user(), client._box(), 0.3)
             assert len(asked) == 1
             await asyncio.to_thread(eventually, lambda: not client._engine.errands())  # They load the map, too.
             app.master = app.old
-            assert await lock._acquire(timeout=5)
+            assert await client._acquire(lock, client._user(), client._box(), 5)
             assert subscribed[:2] == [app.new.name, app.old.name]
             await (client.aclose() if client_class is AsyncRLockClient else asyncio.to_thread(client.close))
 

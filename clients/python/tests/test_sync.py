@@ -108,9 +108,9 @@ class TestKinds:
             assert hold.token > 0
             assert server.info("k")["holders"][0]
             assert in_thread(lambda: lock.acquire(blocking=False)) is None
-            waiter = Thread(lambda: lock.acquire().token or lock.release())
+            waiter = Thread(lock.acquire)
             eventually(lambda: server.waiters("k") == 1)
-        assert waiter.ended() > hold.token
+        assert waiter.ended().token > hold.token
         client.close()
         eventually(lambda: server.is_clean("k") and server.is_clean("l"))
 
@@ -554,7 +554,7 @@ class TestHolding:
         while any(hold is not None and hold.held for hold in holds):
             most = max(most, sum(thread.name == "rlock" for thread in threading.enumerate()))
             time.sleep(0.02)
-        assert most < 50
+        assert most < 64
 
     def test_stalled_server_does_not_lose_a_lock_on_another(
         self, proxied: RLockClient, proxy: Proxy, server: Server

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Mailbox:
     """What an attempt hears while it waits. `messages` is a queue of the client's own kind."""
 
-    def __init__(self, messages: Any, stopped: Any = None) -> None:
-        self.messages, self.put, self.stopped = messages, messages.put_nowait, stopped
+    def __init__(self, messages: Any) -> None:
+        self.messages, self.put = messages, messages.put_nowait
         self.id, self.channel = 0, ""
         self.home = self.asked = ""  # The node of the subscription, and the node that answered the request.
         self.call: Any = None  # The request that is under way, where a cancelled caller leaves it behind.
@@ -67,7 +67,7 @@ class Attempt:
         return tokens
 
     async def _call(self, request: Command, timeout: float) -> Any:
-        self.client._check(self.box)
+        self.client._check()
         reply = first(await self.client._call(self.target.keys[0], [request], timeout, self.box))
         self._cause = None
         return reply

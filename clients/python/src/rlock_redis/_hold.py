@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ._clock import FOREVER, LONG_PAUSE, SHORT_PAUSE, TICK
 from ._commands import Command, Target, milliseconds
@@ -75,13 +77,13 @@ class Hold(Item):
     the lease, minus 1 % of the lease and 2 ms.
     """
 
+    _scope = _user = ""  # The name under which it is held, and that of the thread or task that acquired it.
     _ended: Callable[[bool], None]  # Tells whoever waits for the end of this hold whether it was lost.
 
     def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
         self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
-        self._user = self._client._scope()
         self._release_id = attempt.id + 1  # Below that of a newer request of the owner, which may share the hold.
         self._is_settled = False  # Whether the engine releases it, because the clock has ended it.
         self.key = self._target.keys[0]
@@ -149,20 +151,34 @@ class Hold(Item):
 
 
 class Engine:
-    """The timetable of holds and errands. Thread-safe, and never locked while anything is sent."""
+    """The timetable of holds and errands. Thread-safe, and never locked while anything is sent.
+
+    It does not keep a hold alive: a hold that nobody can release any more, because its thread or task has ended and no
+    program refers to it, is not renewed.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._items: dict[Item, None] = {}  # In order: a newer request of an owner makes its older ones stale.
+        # In order: a newer request of an owner makes its older ones stale.
+        self._items: dict[Errand | weakref.ref[Hold], str] = {}
+        self._forgotten: collections.deque[weakref.ref[Hold]] = collections.deque()
 
-    def add(self, item: Item) -> None:
+    def add(self, item: Errand | Hold) -> None:
         with self._lock:
-            # The claim or the lease bounds what stays behind.
-            if isinstance(item, Hold) or len(self.errands()) < MAX_SETTLEMENTS:
-                self._items[item] = None
+            if isinstance(item, Hold):
+                self._items[weakref.ref(item, self._forgotten.append)] = str(item._target)
+            elif len(self.errands()) < MAX_SETTLEMENTS:  # The claim or the lease bounds what stays behind.
+                self._items[item] = ""
 
     def errands(self) -> list[Errand]:
         return [item for item in list(self._items) if isinstance(item, Errand)]
+
+    def holds(self) -> list[Hold]:
+        found = [item() for item in list(self._items) if isinstance(item, weakref.ref)]
+        return [hold for hold in found if hold is not None]
+
+    def _pop(self, item: Item) -> None:
+        self._items.pop(cast(Any, weakref.ref(item) if isinstance(item, Hold) else item), None)
 
     def poll(self) -> tuple[list[Hold], dict[float, list[Item]], float | None]:
         """Holds lost just now, requests to send now by their timeout, seconds until the next poll."""
@@ -170,9 +186,12 @@ class Engine:
         lost: list[Hold] = []
         groups: dict[float, list[Item]] = {}
         with self._lock:
-            for item in list(self._items):
+            while self._forgotten:
+                if target := self._items.pop(self._forgotten.popleft(), None):
+                    log.warning("%s was not released, and nobody can do so any more: its lease ends", target)
+            for item in [*self.errands(), *self.holds()]:
                 if now >= item.until:
-                    self._items.pop(item, None)
+                    self._pop(item)
                     if isinstance(item, Hold):
                         item._state = "lost"
                         lost.append(item)
@@ -193,7 +212,7 @@ class Engine:
                 errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
                 errand.retry(now)
                 if errand.due < errand.until:
-                    self._items[errand] = None
+                    self._items[errand] = ""
                 wake = min(wake, errand.due - now)
             return lost, groups, max(0.0, wake) if self._items else None
 
@@ -205,8 +224,8 @@ class Engine:
                 count = len(item.commands())
                 item.under_way -= 1
                 try:
-                    if item in self._items and item.take(replies[at : at + count], sent, now):
-                        self._items.pop(item, None)
+                    if item.take(replies[at : at + count], sent, now):
+                        self._pop(item)
                 except Exception as error:  # The other items have to hear their answers.
                     log.warning("the answer %r was not understood: %s", replies[at : at + count], error)
                     item.retry(now)
@@ -219,9 +238,9 @@ class Engine:
             for item in items:
                 item.under_way -= 1
                 item.retry(now)
-            for item in self._items:  # The lost connection may have been the last one of their session.
-                if isinstance(item, Hold) and item._options.session is not None and item._options.renew:
-                    item.due = min(item.due, now + item.pause)
+            for hold in self.holds():  # The lost connection may have been the last one of their session.
+                if hold._options.session is not None and hold._options.renew:
+                    hold.due = min(hold.due, now + hold.pause)
 
     def hasten(self, owner: str, keys: Sequence[bytes]) -> bool:
         """Whether errands of this owner for these keys are left. They become due at once."""
@@ -237,6 +256,6 @@ class Engine:
             if hold._state != "held":
                 return None
             held = hold.held
-            self._items.pop(hold, None)
+            self._pop(hold)
             hold._state = "released" if held else "lost"
         return held
