@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 from conftest import Clock, Proxy, Server, free_port
 
-from rlock_redis import AsyncRLockClient, Closed, Deadlock, LockLost, Refused, Unavailable
+from rlock_redis import AsyncRLockClient, Closed, Deadlock, LockError, LockLost, LockTimeout, Refused, Unavailable
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -670,6 +670,59 @@ def test_loss_of_the_leadership_cancels_the_work_and_the_task_stands_again(serve
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert server.is_clean("k")
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [LockTimeout, LockLost, Unavailable, Refused])
+def test_error_of_the_work_of_a_leader_ends_it(error: type[LockError], server: Server) -> None:
+    async def main() -> None:
+        async def work(_: Any) -> None:
+            terms.append(1)
+            raise error("of another lock")
+
+        terms: list[int] = []
+        async with client_of(server.port) as client:
+            with pytest.raises(error, match="of another lock"):
+                await client.lead("k", work)
+            assert len(terms) == 1
+            assert server.is_clean("k")
+
+    run(main)
+
+
+def test_loss_of_another_lock_ends_a_leader(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+
+            async def work(_: Any) -> None:
+                async with client.lock("other"):
+                    server.admin.execute_command("RLOCK.FORCERELEASE", "other")
+
+            with pytest.raises(LockLost) as raised:
+                await client.lead("k", work)
+            assert "other" in str(raised.value)
+
+    run(main)
+
+
+def test_leader_that_checks_its_lost_lead_stands_again(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+
+            async def work(hold: Any) -> None:
+                terms.append(hold)
+                if len(terms) == 3:
+                    raise ZeroDivisionError
+                server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(9)
+                hold.check()
+
+            terms: list[Any] = []
+            with pytest.raises(ZeroDivisionError):
+                await client.lead("k", work, lease=0.6)
+            assert len(set(terms)) == 3
 
     run(main)
 

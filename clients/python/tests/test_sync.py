@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ from conftest import Clock, Proxy, Server, eventually, free_port
 from rlock_redis import (
     Closed,
     Deadlock,
+    LockError,
     LockLost,
     LockTimeout,
     ModuleMissing,
@@ -28,6 +30,7 @@ from rlock_redis import (
     _attempt,
 )
 from rlock_redis._connections import run
+from rlock_redis.errors import Stopped
 
 
 @pytest.fixture
@@ -925,6 +928,65 @@ def test_one_leader_at_a_time(client: RLockClient, server: Server) -> None:
         thread.ended()
     assert max(most) == 1
     eventually(lambda: server.is_clean("k"))
+
+
+@pytest.mark.parametrize("error", [LockTimeout, LockLost, Unavailable, Stopped, Refused])
+def test_error_of_the_work_of_a_leader_ends_it(error: type[LockError], client: RLockClient, server: Server) -> None:
+    def work(_: Any) -> None:
+        terms.append(1)
+        raise error("of another lock")
+
+    terms: list[int] = []
+    with pytest.raises(error, match="of another lock"):
+        client.leader("k", work).run()
+    assert len(terms) == 1
+    assert server.is_clean("k")
+
+
+def test_loss_of_another_lock_ends_a_leader(client: RLockClient, server: Server) -> None:
+    def work(_: Any) -> None:
+        with client.lock("other"):
+            server.admin.execute_command("RLOCK.FORCERELEASE", "other")
+
+    with pytest.raises(LockLost) as raised:
+        client.leader("k", work).run()
+    assert "other" in str(raised.value)
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_leader_that_loses_the_lead_stands_again(checks: bool, client: RLockClient, server: Server) -> None:
+    def work(hold: Any) -> None:
+        terms.append(hold)
+        if len(terms) == 3:
+            leader.stop()
+            return
+        server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+        assert hold.wait(5)
+        if checks:
+            hold.check()
+
+    terms: list[Any] = []
+    leader = client.leader("k", work, lease=0.6)
+    leader.run()
+    assert len(set(terms)) == 3
+
+
+def test_leader_with_a_timeout_outlasts_an_outage(proxied: RLockClient, proxy: Proxy) -> None:
+    proxy.refuses = True
+    leader = proxied.leader("k", lambda _: leader.stop(), timeout=0.3)
+    thread = Thread(leader.run)
+    thread.join(1)
+    assert thread.is_alive()
+    proxy.refuses = False
+    thread.ended(20)
+
+
+def test_error_with_a_hold_can_be_pickled(client: RLockClient, server: Server) -> None:
+    with pytest.raises(LockLost) as raised, client.lock("k") as hold:
+        server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+    assert raised.value.hold is hold
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert (type(copy), str(copy), copy.hold) == (LockLost, str(raised.value), None)
 
 
 def test_stop_ends_the_wait_of_a_leader(client: RLockClient, server: Server) -> None:

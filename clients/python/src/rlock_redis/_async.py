@@ -184,12 +184,19 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         """Runs ``await work(hold)`` whenever this task is elected, until the task is cancelled.
 
         ``work`` is cancelled when the leadership is lost. When it returns, the task resigns and stands for election
-        again. An error of ``work`` ends it.
+        again. An error of ``work`` ends it, except for the :class:`LockLost` of the leadership itself.
         """
         while True:
-            with contextlib.suppress(LockLost, LockTimeout):
+            hold = None
+            try:
                 async with self.lock(key, **options) as hold:
                     await work(hold)
+            except (LockTimeout, Unavailable):
+                if hold is not None:  # Then it is an error of `work`.
+                    raise
+            except LockLost as error:
+                if error.hold is not hold:
+                    raise
 
     async def __aenter__(self) -> AsyncRLockClient:
         return self

@@ -410,7 +410,7 @@ class Base(Generic[H, L, S]):
                 self._background(errand)
         if not was_held:
             hold._state = "lost"
-            raise LockLost(f"the hold of {hold._target} ended before its release")
+            raise LockLost.of(hold, f"the hold of {hold._target} ended before its release")
 
     # -- the end
 

@@ -121,7 +121,7 @@ class Hold(Item):
     def check(self) -> None:
         """Raises :class:`LockLost` unless the hold is held."""
         if not self.held:
-            raise LockLost(f"the hold of {self._target} has ended")
+            raise LockLost.of(self, f"the hold of {self._target} has ended")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._target} token={self.token} held={self.held}>"

@@ -519,10 +519,21 @@ class Leader:
         self.stopped = threading.Event()
 
     def run(self) -> None:
-        """Stands for election and works, until :meth:`stop` is called. An error of ``work`` ends it."""
+        """Stands for election and works, until :meth:`stop` is called.
+
+        An error of ``work`` ends it, except for the :class:`LockLost` of the leadership itself.
+        """
         while not self.stopped.is_set():
-            with contextlib.suppress(LockLost, LockTimeout, Stopped), self._lock as hold:
-                self._work(hold)
+            hold = None
+            try:
+                with self._lock as hold:
+                    self._work(hold)
+            except (LockTimeout, Unavailable, Stopped):
+                if hold is not None:  # Then it is an error of `work`.
+                    raise
+            except LockLost as error:
+                if error.hold is not hold:
+                    raise
 
     def _box(self) -> Mailbox:
         self._current = self._lock._client._box()

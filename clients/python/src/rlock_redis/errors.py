@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 class LockError(Exception):
@@ -21,7 +22,18 @@ class LockTimeout(LockError, TimeoutError):
 
 
 class LockLost(LockError):
-    """The hold ended before its owner released it."""
+    """The hold ended before its owner released it. ``hold`` is that hold; a pickled error has none."""
+
+    hold: Any = None
+
+    @classmethod
+    def of(cls, hold: Any, message: str) -> LockLost:
+        error = cls(message)
+        error.hold = hold
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code)
 
 
 class Closed(LockError):
