@@ -359,6 +359,20 @@ class TestLoss:
 
         run(main)
 
+    @pytest.mark.parametrize("steps", range(4))
+    def test_block_that_goes_on_after_a_stall_of_the_loop_is_no_success(self, steps: int, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                with pytest.raises(LockLost):
+                    async with client.lock("k"):
+                        clock.ahead += 31  # The timers of the loop have not seen it yet.
+                        for _ in range(steps):
+                            await asyncio.sleep(0)
+                await asyncio.sleep(0.01)  # It is not cancelled later.
+
+        run(main)
+
     def test_error_of_the_block_is_not_replaced(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:

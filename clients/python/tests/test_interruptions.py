@@ -8,6 +8,7 @@ that are left, and the waits themselves.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import random
 import signal
@@ -117,6 +118,18 @@ def test_exception_at_any_position_of_a_release_reaches_the_caller_and_leaves_no
                 break
             is_left_alone(client, server)
         assert position > 5
+
+
+def test_exception_that_is_raised_into_a_waiting_thread_ends_its_wait(client: RLockClient, server: Server) -> None:
+    server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+    waiter = Thread(client.lock("k").acquire)
+    eventually(lambda: server.waiters("k") == 1)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(waiter.ident or 0), ctypes.py_object(SoftTimeLimit))
+    with pytest.raises(SoftTimeLimit):
+        waiter.ended()
+    eventually(lambda: server.waiters("k") == 0)
+    server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+    is_left_alone(client, server)
 
 
 def test_exception_in_an_inner_block_releases_no_outer_one(client: RLockClient, server: Server) -> None:

@@ -520,6 +520,13 @@ class TestHolding:
         eventually(lambda: lost)
         assert lost[0] - stalled < 1.0 + 0.3  # The machine is busy.
 
+    def test_block_that_goes_on_after_its_deadline_is_no_success(self, server: Server) -> None:
+        clock = Clock()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            client._poll = lambda: 60.0  # As if no timer saw the loss.
+            with pytest.raises(LockLost), client.lock("k"):
+                clock.ahead += 31
+
     def test_error_of_the_block_is_not_replaced(self, client: RLockClient, server: Server) -> None:
         with pytest.raises(ZeroDivisionError), client.lock("k", lease=0.6) as hold:
             server.admin.execute_command("RLOCK.FORCERELEASE", "k")
