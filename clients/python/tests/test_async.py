@@ -359,6 +359,21 @@ class TestLoss:
 
         run(main)
 
+    @pytest.mark.parametrize("pause", [0.01, 0.2, 0.4])
+    def test_block_takes_no_step_after_a_stall_of_the_loop(self, pause: float, server: Server) -> None:
+        async def main() -> None:
+            steps = []
+            async with client_of(server.port) as client:
+                with pytest.raises(LockLost):
+                    async with client.lock("k", lease=1):
+                        # The pause and the lease both end during the stall.
+                        asyncio.get_running_loop().call_soon(time.sleep, 1.5)
+                        await asyncio.sleep(pause)
+                        steps.append("after the loss")
+            assert not steps
+
+        run(main)
+
     @pytest.mark.parametrize("steps", range(4))
     def test_block_that_goes_on_after_a_stall_of_the_loop_is_no_success(self, steps: int, server: Server) -> None:
         async def main() -> None:

@@ -44,7 +44,9 @@ class AsyncHold(Hold):
 
     def _ended(self, lost: bool) -> None:
         self._end_event.set()
-        if lost:  # Not at once: the task may be leaving the block, and would be cancelled in what follows.
+        if lost and asyncio.current_task() is None:  # Before the tasks that wake up in the same step of the loop.
+            self._interrupt()
+        elif lost:  # Not at once: the task may be leaving the block, and would be cancelled in what follows.
             asyncio.get_running_loop().call_soon(self._interrupt)
         if lost and self._options.on_lost is not None:
             try:
