@@ -257,6 +257,15 @@ class TestHold:
         assert max(pauses) == 1.0
 
 
+def test_first_failure_of_an_outage_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    attempt = Attempt(RLockClient(redis.Redis()), Target("mutex", (b"k",)), Options(), "me", Mailbox(_Box()))
+    # A server that says UNBLOCKED is there.
+    for code in ("UNBLOCKED", "READONLY", "", "UNBLOCKED"):
+        attempt._report(Unavailable(f"because of {code}", code))
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["acquiring 'k': because of READONLY"]
+
+
 class TestCluster:
     """A cluster whose slots have moved from one node to another; the application's client loads that when asked."""
 

@@ -136,7 +136,9 @@ class Attempt:
         return None
 
     def _report(self, error: LockError) -> None:
-        log.log(logging.DEBUG if self._cause else logging.WARNING, "acquiring %s: %s", self.target, error)
+        # UNBLOCKED is no outage: the server has said so, and is asked again.
+        outages = [one for one in (self._cause, error) if one is not None and one.code != "UNBLOCKED"]
+        log.log(logging.WARNING if outages == [error] else logging.DEBUG, "acquiring %s: %s", self.target, error)
         self._cause = error
 
     async def _learn(self) -> float:
