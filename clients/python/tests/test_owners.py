@@ -110,7 +110,7 @@ class TestThreads:
         in_thread(lambda: client.multi_lock(["a", "b"], lease=1.5).acquire() and None)
         assert server.holders("k") == server.holders("b") == 1
         eventually(lambda: gc.collect() is not None and server.is_clean("k") and server.is_clean("b"))
-        assert "'k' was not released, and nobody can do so any more: its lease ends" in caplog.messages
+        assert "'k' was not released, and its thread or task has ended: the lease is not renewed" in caplog.messages
 
     def test_hold_of_a_thread_that_has_ended_is_renewed_as_long_as_somebody_refers_to_it(
         self, client: RLockClient, server: Server
@@ -238,7 +238,10 @@ class TestTasks:
                 hold = await asyncio.create_task(client.lock("k", lease=1).acquire())
                 assert [server.holders(key) for key in "kl"] == [1, 1]
                 await soon(lambda: gc.collect() is not None and server.is_clean("l"))
-                assert "'l' was not released, and nobody can do so any more: its lease ends" in caplog.messages
+                assert (
+                    "'l' was not released, and its thread or task has ended: the lease is not renewed"
+                    in caplog.messages
+                )
                 await asyncio.sleep(1.5)
                 assert hold.held
                 await hold.release()

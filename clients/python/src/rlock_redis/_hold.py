@@ -188,7 +188,9 @@ class Engine:
         with self._lock:
             while self._forgotten:
                 if target := self._items.pop(self._forgotten.popleft(), None):
-                    log.warning("%s was not released, and nobody can do so any more: its lease ends", target)
+                    log.warning(
+                        "%s was not released, and its thread or task has ended: the lease is not renewed", target
+                    )
             for item in [*self.errands(), *self.holds()]:
                 if now >= item.until:
                     self._pop(item)
