@@ -132,6 +132,35 @@ def test_exception_that_is_raised_into_a_waiting_thread_ends_its_wait(client: RL
     is_left_alone(client, server)
 
 
+def test_request_of_a_wait_that_was_left_supersedes_no_later_one(
+    client: RLockClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen, gate, boxes = client._listen, threading.Event(), []
+
+    async def listens(key: bytes, box: Any, timeout: float) -> str:
+        channel = await listen(key, box, timeout)
+        boxes.append(box)
+        assert box is not boxes[0] or gate.wait(20)
+        return channel
+
+    def acquires_twice() -> Any:
+        with contextlib.suppress(SoftTimeLimit):
+            lock.acquire()
+        return lock.acquire()
+
+    monkeypatch.setattr(client, "_listen", listens)
+    server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+    lock = client.lock("k")
+    waiter = Thread(acquires_twice)
+    eventually(lambda: boxes)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(waiter.ident or 0), ctypes.py_object(SoftTimeLimit))
+    eventually(lambda: server.waiters("k") == 1)
+    gate.set()
+    eventually(lambda: client._boxes == {boxes[1]})
+    server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+    assert waiter.ended().held
+
+
 def test_exception_in_an_inner_block_releases_no_outer_one(client: RLockClient, server: Server) -> None:
     lock = client.lock("k")
 

@@ -19,6 +19,7 @@ from conftest import Clock, Proxy, Server, eventually, free_port
 from rlock_redis import (
     Closed,
     Deadlock,
+    Leader,
     LockError,
     LockLost,
     LockTimeout,
@@ -994,6 +995,15 @@ def test_error_with_a_hold_can_be_pickled(client: RLockClient, server: Server) -
     assert raised.value.hold is hold
     copy = pickle.loads(pickle.dumps(raised.value))
     assert (type(copy), str(copy), copy.hold) == (LockLost, str(raised.value), None)
+
+
+def test_leader_that_was_stopped_before_does_not_stand(client: RLockClient, server: Server) -> None:
+    lock = client.lock("k")
+    leader = Leader(lock, lambda hold: pytest.fail("it was elected"))
+    leader.stop()
+    leader.run()
+    with lock as hold:
+        assert hold.held
 
 
 def test_stop_ends_the_wait_of_a_leader(client: RLockClient, server: Server) -> None:

@@ -25,6 +25,7 @@ class Mailbox:
     def __init__(self, messages: Any) -> None:
         self.messages, self.put = messages, messages.put_nowait
         self.id, self.channel = 0, ""
+        self.is_over = False  # Whether nobody waits any more. Requests that the owner begins later have higher ids.
         self.home = self.asked = ""  # The node of the subscription, and the node that answered the request.
         self.call: Any = None  # The request that is under way, where a cancelled caller leaves it behind.
 
@@ -67,7 +68,7 @@ class Attempt:
         return tokens
 
     async def _call(self, request: Command, timeout: float) -> Any:
-        self.client._check()
+        self.client._check(self.box)
         reply = first(await self.client._call(self.target.keys[0], [request], timeout, self.box))
         self._cause = None
         return reply
@@ -136,7 +137,7 @@ class Attempt:
         return None
 
     def _report(self, error: LockError) -> None:
-        # UNBLOCKED is no outage: the server has said so, and is asked again.
+        # UNBLOCKED is no outage, because it comes from the server.
         outages = [one for one in (self._cause, error) if one is not None and one.code != "UNBLOCKED"]
         log.log(logging.WARNING if outages == [error] else logging.DEBUG, "acquiring %s: %s", self.target, error)
         self._cause = error

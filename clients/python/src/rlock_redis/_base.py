@@ -22,7 +22,7 @@ from ._connections import Route, done
 from ._hold import GONE, Engine, Errand, Hold, Item, log
 from ._options import LockOptions, Options, duration, limit, whole
 from ._request_ids import clients
-from .errors import Closed, LockError, LockLost, LockTimeout, Unavailable, code_of, typed
+from .errors import Closed, LockError, LockLost, LockTimeout, Stopped, Unavailable, code_of, typed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -205,7 +205,7 @@ class Base(Generic[H, L, S]):
 
     async def _listen(self, key: bytes, box: Mailbox, timeout: float) -> str:
         """Subscribes for the answer to a request, and returns the channel."""
-        self._check()
+        self._check(box)
         route, channel = await self._route(key), f"rlock:{self.id}"
         if self.is_cluster:
             slot = slot_of(key)
@@ -218,9 +218,11 @@ class Base(Generic[H, L, S]):
         box.channel, box.home = channel, route.name
         return channel
 
-    def _check(self) -> None:
+    def _check(self, box: Mailbox) -> None:
         if self.closed:
             raise Closed("the client was closed")
+        if box.is_over:
+            raise Stopped("the thread has left the wait")
 
     def _tell(self, channels: list[str], message: Message) -> None:
         for box in list(self._boxes):
@@ -336,7 +338,7 @@ class Base(Generic[H, L, S]):
             return True
 
     async def _acquire(self, lock: LockBase[H], user: object, box: Mailbox, wait: float | None) -> H | None:
-        self._check()
+        self._check(box)
         target, options, name, attempt = lock._target, lock._options, self._name(user), None
         scope = options.owner or name
         if hold := self._reenter(target, scope):
@@ -350,7 +352,7 @@ class Base(Generic[H, L, S]):
             if hold is not None:
                 hold._scope, hold._user = scope, name
                 with self._lock:
-                    self._check()
+                    self._check(box)
                     attempt.uncertain = False
                     shared = self._current(lock, user)
                     if shared is not None and shared.held and shared.tokens == hold.tokens:

@@ -6,6 +6,7 @@ import _thread
 import asyncio
 import contextlib
 import contextvars
+import copy
 import queue
 import selectors
 import socket
@@ -58,10 +59,11 @@ def _started(target: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-def _get(messages: queue.SimpleQueue[Any], timeout: float | None = None) -> Any:
+def _get(messages: queue.SimpleQueue[Any], timeout: float | None = None, before: Callable[[], Any] = bool) -> Any:
     """In steps, because not everything that raises into a thread interrupts its wait. Raises `queue.Empty`."""
     end = FOREVER if timeout is None else time.monotonic() + timeout
     while True:
+        before()
         left = end - time.monotonic()
         try:
             return messages.get(timeout=max(0.0, min(TICK, left)))
@@ -77,6 +79,8 @@ class _Call:
     begins, after each call of a function that is written in C, and in loops. So the thread only hands the call over,
     by one such function, and waits. It shares no lock with the workers, and its exception is none of theirs.
     """
+
+    box = Mailbox(queue.SimpleQueue())  # Only acquisitions have one of their own.
 
     def __init__(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         self._work: list[Callable[[], Any]] = [lambda: run(work(*arguments))]
@@ -104,12 +108,12 @@ class _Acquisition(_Call):
     watch: weakref.ref[Any] | None = None  # Of what the statement calls at the end.
 
     def __init__(self, lock: Lock, blocking: bool = True, timeout: float | None = None) -> None:
-        self.lock, self.box, self._user, self._is_over = lock, lock._box(), _current_user(), False
+        self.lock, self.box, self._user = lock, lock._box(), _current_user()
         super().__init__(lock._client._acquire, lock, self._user, self.box, lock._wait(blocking, timeout))
 
     def __call__(self) -> None:
         super().__call__()
-        if self._is_over:
+        if self.box.is_over:
             self.end()
 
     def end(self) -> None:
@@ -123,7 +127,7 @@ class _Acquisition(_Call):
         """Releases what was acquired, once."""
         client = self.lock._client
         with client._lock:
-            hold, self.value, self._is_over = self.value, None, True
+            hold, self.value, self.box.is_over = self.value, None, True
             client._blocks.pop(self.watch, None)
             self.watch = None
         if hold is not None:
@@ -265,7 +269,7 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         super()._begin()
         self._timer: threading.Thread | None = None
         self._poke = threading.Event()
-        # What the workers have to do: calls, and the `watch` of blocks that were left.
+        # Calls for the workers, and the `watch` of each block that its statement has dropped.
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._idle_workers = 0
         self._blocks: dict[weakref.ref[Any] | None, _Acquisition] = {}
@@ -308,9 +312,9 @@ class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
         hand_over = self._jobs.put
         try:
             hand_over(call)
-            self._staff()
-            return _get(call.outcomes)
+            return _get(call.outcomes, before=self._staff)
         except BaseException:
+            call.box.is_over = True
             hand_over(call.end)
             raise
 
@@ -513,8 +517,8 @@ class Leader:
     """
 
     def __init__(self, lock: Lock, work: Callable[[SyncHold], Any]) -> None:
-        self._lock, self._work = lock, work
-        lock._box = self._box  # type: ignore[method-assign]
+        self._lock, self._work, self._current = copy.copy(lock), work, lock._box()
+        self._lock._box = self._box  # type: ignore[method-assign]
         #: Set by :meth:`stop`.
         self.stopped = threading.Event()
 
