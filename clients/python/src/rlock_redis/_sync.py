@@ -166,7 +166,7 @@ class SyncHold(Hold):
         try:
             call = _Call(self._client._release, self, keep)
             self._client._carry_out(call)
-        except BaseException:
+        except BaseException:  # If it was handed over before, it is not carried out twice.
             hand_over(call or _Call(self._client._release, self, keep))
             raise
 
@@ -250,9 +250,9 @@ class _Subscriber(Subscriber):
 class RLockClient(Base[SyncHold, "Lock", "Semaphore"]):
     """Locks on a server with the rlock module, for threads.
 
-    The owner of a lock is the thread that acquired it. The client makes connections of its own, with the settings
-    of ``redis`` (address, database, credentials, TLS, Sentinel, cluster); ``redis`` itself stays open. After a fork
-    the child has a new identity and none of its parent's locks.
+    The owner of a lock is the thread that acquired it, or a context of its own (``contextvars``) in the thread. The
+    client makes connections of its own, with the settings of ``redis`` (address, database, credentials, TLS, Sentinel,
+    cluster); ``redis`` itself stays open. After a fork the child has a new identity and none of its parent's locks.
 
     :param redis: a client of redis-py or valkey-py: ``Redis``, ``RedisCluster``, or one of a Sentinel.
     :param key_prefix: put before each key.
@@ -414,8 +414,8 @@ def _leave_block(block: _Acquisition, _kind: object, error: BaseException | None
 class Lock(LockBase[SyncHold]):
     """A lock of any kind, made by the methods of :class:`RLockClient`.
 
-    Threads may share the object: the thread that acquires is the owner, and only it can release. A thread that
-    holds the lock may acquire it again, and releases it as often.
+    Threads may share the object: the thread that acquires is the owner. A thread that holds the lock may acquire it
+    again, and releases it as often. Other threads can leave its ``with`` block, and release its hold.
     """
 
     _client: RLockClient
@@ -433,6 +433,7 @@ class Lock(LockBase[SyncHold]):
         :raises Unavailable: the server cannot serve a request that does not wait, or when the time of a wait was up,
             the server could not be reached, did not answer, or refused; the cause is the last failure.
         :raises Closed: the client was closed.
+        :raises RuntimeError: in an event loop, unless the lock has an ``owner``.
         """
         return self._enter(_Acquisition(self, blocking, timeout))
 
@@ -458,7 +459,7 @@ class Lock(LockBase[SyncHold]):
         try:
             call = _Call(self._client._release_current, self, _current_user(), keep)
             self._client._carry_out(call)
-        except BaseException:
+        except BaseException:  # If it was handed over before, it is not carried out twice.
             hand_over(call or _Call(self._client._release_current, self, _current_user(), keep))
             raise
 

@@ -78,7 +78,7 @@ class NotOwner(LockError):
 
 
 class Stopped(LockError):
-    """Internal: :meth:`Leader.stop` ended a wait."""
+    """Internal: nobody waits any more."""
 
 
 _TYPES: dict[str, type[LockError]] = {"NOTOWNER": NotOwner, "DEADLOCK": Deadlock, "SUPERSEDED": Superseded}
