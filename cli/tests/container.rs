@@ -91,7 +91,7 @@ fn variables_of_the_container_are_settings_of_the_server() {
     let password = "a \"b\\c' $d #e";
     let environment = [
         ("RLOCK_SETTING_MAX_LEASE_MS", "5000"),
-        ("RLOCK_SETTING_QUARANTINE_AFTER", "restart"),
+        ("RLOCK_SETTING_EXCLUSION", "restart"),
         ("SAVE", "3600 1 60 100"),
         ("MAXMEMORY", "64mb"),
         ("REQUIREPASS", password),
@@ -100,7 +100,7 @@ fn variables_of_the_container_are_settings_of_the_server() {
     assert!(!told.contains("entrypoint:"), "{told}");
     for (name, value) in [
         ("rlock.max-lease-ms", "5000"),
-        ("rlock.quarantine-after", "restart"),
+        ("rlock.exclusion", "restart"),
         ("save", "3600 1 60 100"),
         ("maxmemory", "67108864"),
         ("masterauth", password),
