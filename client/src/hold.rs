@@ -1,6 +1,9 @@
 //! A hold: how long it is valid, and how it ends.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -196,11 +199,14 @@ impl Hold {
             if left.is_zero() {
                 return;
             }
-            tokio::select! {
-                biased;
-                () = self.over.cancelled() => return,
-                () = sleep(left.min(LONGEST_NAP)) => {}
-            }
+            let mut waits = pin!(async {
+                tokio::select! {
+                    biased;
+                    () = self.over.cancelled() => {}
+                    () = sleep(left.min(LONGEST_NAP)) => {}
+                }
+            });
+            poll_fn(|context| if self.is_held() { waits.as_mut().poll(context) } else { Poll::Ready(()) }).await;
         }
     }
 

@@ -111,8 +111,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if one of the locks was lost before
-    /// `work` completed.
+    /// As [`acquire`](Self::acquire), and [`Error::Lost`] as of [`Lock::run`](crate::Lock::run) if
+    /// one of the locks was lost.
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         // Acquiring succeeds only with at least one client.

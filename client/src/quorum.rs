@@ -291,8 +291,7 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if the lock was lost before `work`
-    /// completed.
+    /// As [`acquire`](Self::acquire), and [`Error::Lost`] as of [`Lock::run`](crate::Lock::run).
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&QuorumGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         run(guard, work, QuorumGuard::lost, |guard| async move { guard.release().await }, &self.quorum.clients[0]).await
