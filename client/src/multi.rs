@@ -275,12 +275,15 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// The first error, as of [`Guard::release`](crate::Guard::release). All other keys are
-    /// released nevertheless.
+    /// [`Error::Lost`] if one of the holds had ended before, otherwise the first error, as of
+    /// [`Guard::release`](crate::Guard::release). All other keys are released nevertheless.
     pub async fn release(mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         while let Some(held) = self.holds.pop() {
-            outcome = outcome.and(held.release(None).await);
+            outcome = match held.release(None).await {
+                Err(Error::Lost) => Err(Error::Lost),
+                released => outcome.and(released),
+            };
         }
         outcome
     }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rlock_client::{Builder, Client, Error, Quorum, blocking};
+use rlock_client::{Builder, Client, Error, Kind, Lock, Quorum, blocking};
 use tokio::sync::Notify;
 
 use crate::support::Server;
-use crate::{PATIENCE, url};
+use crate::{PATIENCE, connect, eventually, url};
 
 /// A clock that jumps ahead.
 #[derive(Clone, Default)]
@@ -105,4 +105,66 @@ fn result_of_a_thread_that_outlasts_its_lock_is_no_success() {
     assert_eq!(client.lock("one").run(|_| clock.jump()), Err(Error::Lost));
     assert_eq!(client.multi_lock(["a", "b"]).run(|_| clock.jump()), Err(Error::Lost));
     assert_eq!(quorum.lock("most").run(|_| clock.jump()), Err(Error::Lost));
+}
+
+/// Ends the hold of a key in the ways that its owner cannot notice before the release.
+const DEEDS: [&str; 3] = ["SET k text", "DEL k", "RLOCK.FORCERELEASE k"];
+
+#[tokio::test]
+async fn release_of_an_overwritten_key_reports_the_loss() {
+    async fn check<K: Kind>(server: &Server, lock: Lock<K>, kind: &str) {
+        for deed in DEEDS {
+            let guard = lock.acquire().await.expect("a free lock");
+            server.client().call(deed);
+            assert_eq!(guard.release().await, Err(Error::Lost), "{kind}, {deed}");
+            server.client().call("DEL k");
+            let done = lock.run(async |_| drop(server.client().call(deed))).await;
+            assert_eq!(done, Err(Error::Lost), "{kind}, {deed}: `run`");
+            server.client().call("DEL k");
+        }
+    }
+    let server = Server::start();
+    let client = connect(&server).await;
+    check(&server, client.lock("k"), "mutex").await;
+    check(&server, client.fair_lock("k"), "fair").await;
+    check(&server, client.rw_lock("k").read(), "read").await;
+    check(&server, client.rw_lock("k").write(), "write").await;
+    for deed in &DEEDS[..2] {
+        client.semaphore("k").init(2).await.expect("an answer");
+        let guard = client.semaphore("k").permits(1).acquire().await.expect("free");
+        server.client().call(*deed);
+        assert_eq!(guard.release().await, Err(Error::Lost), "semaphore, {deed}");
+        server.client().call("DEL k");
+    }
+    for deed in DEEDS {
+        let guard = client.multi_lock(["j", "k", "l"]).acquire().await.expect("free");
+        server.client().call(deed);
+        assert_eq!(guard.release().await, Err(Error::Lost), "several, {deed}");
+        eventually(|| server.client().info_number("rlock_held") == 0).await;
+        server.client().call("DEL k");
+    }
+}
+
+/// One of the holds is lost, and the server of the other refuses the release.
+#[tokio::test]
+async fn loss_of_one_of_several_holds_comes_before_other_failures() {
+    for lost in [0, 1] {
+        let servers = [Server::start(), Server::start()];
+        let (one, other) = (connect(&servers[0]).await, connect(&servers[1]).await);
+        let guard = one.multi_lock(["k"]).and(&other, ["k"]).acquire().await.expect("free");
+        servers[lost].client().call("DEL k");
+        servers[1 - lost].client().call("ACL SETUSER default resetkeys ~other");
+        assert_eq!(guard.release().await, Err(Error::Lost));
+    }
+}
+
+#[test]
+fn threads_learn_of_an_overwritten_key() {
+    let server = Server::start();
+    let client = blocking::Client::connect(&url(&server)).expect("a server");
+    for deed in DEEDS {
+        let done = client.lock("k").run(|_| drop(server.client().call(deed)));
+        assert_eq!(done, Err(Error::Lost), "{deed}");
+        server.client().call("DEL k");
+    }
 }
