@@ -97,7 +97,7 @@ impl Hold {
         let ends_at = options.ends_by.or_else(|| options.max_hold.map(|most| sent.after(most)));
         let terms =
             Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
-        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease));
+        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease), core.longest_known_lease());
         if core.now() >= validity.ends() {
             return Ok(None);
         }
@@ -191,8 +191,8 @@ impl Hold {
         })
     }
 
-    /// Resolves when the hold is no longer valid. Reads the clock itself, so it does not depend on
-    /// the client's task.
+    /// Resolves when the hold is no longer valid. Each poll reads the clock, so it depends neither
+    /// on the client's task nor on a timer that is late.
     pub(crate) async fn lost(self: Arc<Self>) {
         loop {
             let left = self.valid_for();
@@ -276,7 +276,7 @@ impl Hold {
         let mut state = self.state();
         let failed = match (left, link) {
             (Ok(left), Some(link)) => {
-                state.validity.renewed(&self.terms, sent, left);
+                state.validity.renewed(&self.terms, sent, left, self.request.core.longest_known_lease());
                 state.link = Arc::downgrade(link);
                 state.kept = self.terms.session_grace.map(|_| link.clone());
                 (state.not_before, state.pauses, state.has_failed) = (now, Pauses::default(), false);

@@ -72,6 +72,25 @@ async fn lease_follows_the_longest_one_that_the_server_lowers() {
     assert!(held.valid_for() <= Duration::from_secs(4));
 }
 
+/// The server keeps a lease that it granted before its setting was lowered. After a failover other
+/// owners wait only for the new one.
+#[tokio::test]
+async fn validity_follows_the_longest_lease_downwards() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let held = client.lock("held").acquire().await.expect("a free lock");
+    server.client().call("CONFIG SET rlock.max-lease-ms 1000");
+    // The client learns of it.
+    client.lock("other").acquire().await.expect("a free lock").release().await.expect("it was held");
+    held.renew().await.expect("it is held");
+    assert!(server.client().call("RLOCK.PTTL held").int() > 20_000);
+    assert!(held.valid_for() <= Duration::from_secs(1), "{:?}", held.valid_for());
+    // Time itself: three such leases.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(held.is_held(), "it is renewed more often now");
+    held.release().await.expect("it was held");
+}
+
 /// The CPU time of this thread.
 fn time_of_this_thread() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
