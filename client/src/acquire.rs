@@ -360,7 +360,7 @@ impl Attempt {
     }
 
     /// Waits for the message that ends the wait. The message may be lost, alone or with its
-    /// subscription; the server drops the waiter when the connection that sent the request closes.
+    /// subscription; the server drops the waiter when it sees the connection of the request close.
     #[tracing::instrument(name = "wait", level = "debug", skip_all)]
     async fn await_message(
         &mut self,
