@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use crate::Error;
-use crate::acquire::Wait;
+use crate::acquire::{Wait, no_answer};
 use crate::held::Held;
 use crate::kinds::{Keepable, Kind, Permits, Read, Reentrant, Write};
 use crate::options::{Options, SHORTEST, check_span};
@@ -284,8 +284,9 @@ impl Guard<Read> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if other readers still hold the lock after that time; otherwise as
-    /// [`upgrade`](Self::upgrade).
+    /// [`Error::Timeout`] if other readers still hold the lock after that time;
+    /// [`Error::Unavailable`] as of [`Lock::acquire_timeout`](crate::Lock::acquire_timeout);
+    /// otherwise as [`upgrade`](Self::upgrade).
     pub async fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
         self.upgrade_within(Wait::within(timeout)).await
     }
@@ -298,7 +299,7 @@ impl Guard<Read> {
         let writer = self.acquire(Family::Write, wait).await?.ok_or(Error::Timeout)?;
         // If the read lock is still held now, no other writer held the lock before the grant.
         match limit {
-            Some(limit) => tokio::time::timeout_at(limit, self.renew()).await.unwrap_or(Err(Error::Timeout))?,
+            Some(limit) => tokio::time::timeout_at(limit, self.renew()).await.unwrap_or_else(|_| Err(no_answer()))?,
             None => self.renew().await?,
         }
         Ok(writer)

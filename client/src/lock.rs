@@ -112,8 +112,9 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if the lock was not granted in that time; otherwise as
-    /// [`acquire`](Self::acquire).
+    /// [`Error::Timeout`] if another owner held the lock for that time. [`Error::Unavailable`] with
+    /// the last failure if the server was unreachable, silent or refusing when the time ended.
+    /// Otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard<K>, Error> {
         self.within(Wait::within(timeout)).await?.ok_or(Error::Timeout)
     }

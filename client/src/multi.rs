@@ -97,8 +97,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if not all keys were granted in that time; then none is held. Otherwise
-    /// as [`acquire`](Self::acquire).
+    /// As [`Lock::acquire_timeout`](crate::Lock::acquire_timeout) if not all keys were granted in
+    /// that time; then none is held. Otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error> {
         self.take(Wait::within(timeout)).await?.ok_or(Error::Timeout)
     }

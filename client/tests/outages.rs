@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 use tokio::runtime::Handle;
 
-use crate::proxy::{Fate, Proxy};
+use crate::proxy::{Fate, Proxy, cuts_all};
 use crate::support::{Reply, Server, Stopwatch, free_port};
 use crate::{PATIENCE, command_stat, connect, connections, eventually, kill_connections, url};
 
@@ -240,6 +240,74 @@ async fn timed_request_for_unavailable_places_ends_in_time() {
     watch.assert_took_ms(500..2_000, "the requested time, plus the slack for a late answer");
     proxy.clear();
     eventually(|| servers[0].client().holder("k").is_none()).await;
+}
+
+/// Where the server is when the time of a wait ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Outage {
+    Killed,
+    NeverReached,
+    /// A replica, without its master.
+    Demoted,
+    /// It has accepted the wait, and is silent afterwards.
+    SilentMeanwhile,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_that_ends_in_an_outage_carries_its_cause() {
+    for outage in [Outage::Killed, Outage::NeverReached, Outage::Demoted, Outage::SilentMeanwhile] {
+        let mut server = Server::start();
+        let proxy = Proxy::before(&server).await;
+        let client = Client::builder().connect_later(&proxy.url()).expect("an address");
+        if outage != Outage::NeverReached {
+            let guard = client.lock("k").acquire_timeout(PATIENCE).await.expect("free");
+            guard.release().await.expect("it was held");
+        }
+        server.client().call("RLOCK.ACQUIRE k other PX 600000");
+        server.client().call("RFAIRLOCK.ACQUIRE f other PX 600000");
+        match outage {
+            Outage::Killed => server.kill(),
+            Outage::NeverReached => proxy.set(cuts_all),
+            Outage::Demoted => drop(server.client().call(format!("REPLICAOF 127.0.0.1 {}", free_port()))),
+            Outage::SilentMeanwhile => {}
+        }
+        let timeout = Duration::from_millis(700);
+        let (lock, fair, all) = (client.lock("k"), client.fair_lock("f"), client.multi_lock(["k", "l"]));
+        let silence = async {
+            if outage == Outage::SilentMeanwhile {
+                eventually(|| server.client().info_number("rlock_waiting") == 3).await;
+                proxy.set(|_, _| Fate::Swallow);
+            }
+        };
+        let waits = async {
+            tokio::join!(lock.acquire_timeout(timeout), fair.acquire_timeout(timeout), all.acquire_timeout(timeout))
+        };
+        let ((one, fair, all), ()) = tokio::join!(waits, silence);
+        for error in [one.map(drop), fair.map(drop), all.map(drop)] {
+            let Err(error @ Error::Unavailable { .. }) = error else { panic!("{outage:?}: {error:?}") };
+            assert_eq!(error.code(), if outage == Outage::Demoted { "READONLY" } else { "" }, "{error:?}");
+        }
+        if outage == Outage::Killed {
+            server.restart();
+        }
+    }
+}
+
+/// The server is back before the time ends, and another owner holds the lock.
+#[tokio::test]
+async fn wait_after_an_outage_is_contention() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    server.client().call("RLOCK.ACQUIRE k other PX 600000");
+    proxy.set(cuts_all);
+    kill_connections(&server);
+    let waiting = tokio::spawn(async move { client.lock("k").acquire_timeout(Duration::from_secs(3)).await });
+    // Time itself: the first attempts fail.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.clear();
+    let outcome = waiting.await.expect("no panic");
+    assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
 }
 
 /// The client adds the time limit to the current time, which must not overflow.
