@@ -13,7 +13,7 @@ use crate::core::{Core, Pauses, Reply};
 use crate::held::{Held, leaving, reenter};
 use crate::hold::Hold;
 use crate::identity::next_id;
-use crate::options::Options;
+use crate::options::{LONGEST, Options};
 use crate::owners::{self, Desks, Turn};
 use crate::request::Request;
 use crate::settle::settle;
@@ -37,8 +37,8 @@ pub(crate) enum Wait {
 
 impl Wait {
     pub(crate) fn within(timeout: Duration) -> Self {
-        // A timeout too long for the clock means no limit.
-        Self::Until(Instant::now().checked_add(timeout))
+        // The clock may not reach that far, nor to the moment of `limit`.
+        Self::Until((timeout <= LONGEST).then(|| Instant::now() + timeout))
     }
 
     fn is_wait(self) -> bool {

@@ -146,7 +146,7 @@ impl<K: Kind> Guard<K> {
         self.held.hold.renew(None).await
     }
 
-    /// Renews now, so that the lease lasts at least `lease` from now, 1 ms to 365 days. A lease
+    /// Renews now, so that the lease lasts at least `lease` from now, 10 ms to 365 days. A lease
     /// that already lasts longer is not shortened.
     ///
     /// # Cancel safety

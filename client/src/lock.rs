@@ -104,7 +104,8 @@ impl<K: Kind> Lock<K> {
         self.within(Wait::Until(None)).await?.ok_or(Error::Timeout)
     }
 
-    /// Acquires the lock, waiting no longer than `timeout`, or 250 ms more if no server answers.
+    /// Acquires the lock, waiting no longer than `timeout`, or 250 ms more if no server answers. A
+    /// `timeout` above 365 days is no limit.
     ///
     /// # Cancel safety
     ///

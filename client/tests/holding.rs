@@ -272,6 +272,40 @@ async fn errors_name_the_problem() {
     assert!(matches!(rlock_client::Client::connect(&unreachable).await, Err(Error::Unavailable { .. })));
 }
 
+/// A request with such a duration would fail at the server, or never end.
+#[tokio::test]
+async fn durations_out_of_range_are_arguments() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let is_argument = |outcome: Result<(), Error>, name: &str| match outcome {
+        Err(Error::Argument(text)) => assert!(text.starts_with(name), "{text}"),
+        other => panic!("{other:?}"),
+    };
+    let year = Duration::from_secs(366 * 24 * 60 * 60);
+    for lease in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(9999), year, Duration::MAX] {
+        is_argument(client.lock("k").lease(lease).acquire().await.map(drop), "lease");
+        is_argument(client.lock("k").fixed_lease(lease).acquire().await.map(drop), "lease");
+        is_argument(client.lock("k").max_hold(lease).acquire().await.map(drop), "max_hold");
+        is_argument(client.lock("k").session_grace(lease).acquire().await.map(drop), "session_grace");
+    }
+    for long in [year, Duration::MAX] {
+        is_argument(client.lock("k").replicas(0, long).acquire().await.map(drop), "replicas timeout");
+        is_argument(client.fair_lock("k").grace(long).acquire().await.map(drop), "grace");
+        is_argument(client.semaphore("k").init_with_idle(1, long).await.map(drop), "idle");
+        let guard = client.lock("kept").acquire().await.expect("a free lock");
+        is_argument(guard.renew_for(long).await, "lease");
+        is_argument(guard.renew_for(Duration::ZERO).await, "lease");
+        is_argument(guard.release_and_keep(long).await, "keep");
+        eventually(|| server.client().holder("kept").is_none()).await;
+    }
+    let quorum = rlock_client::Quorum::new([client.clone()]).expect("a client");
+    for timeout in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        let refused = quorum.lock("k").server_timeout(timeout).acquire().await;
+        assert!(matches!(refused, Err(Error::Argument(_))), "{refused:?}");
+    }
+    assert_eq!(server.client().call("DBSIZE"), 0);
+}
+
 /// A client with write access to the key can make it expire. The next renewal reports that, and the
 /// guard believes it.
 #[tokio::test]

@@ -319,6 +319,34 @@ async fn longest_command_timeout_is_accepted() {
     guard.release().await.expect("it was held");
     let guard = client.lock("k").acquire_timeout(Duration::MAX).await.expect("a grant");
     guard.release().await.expect("it was held");
-    let guard = client.lock("k").acquire_timeout(Duration::from_secs(1 << 40)).await.expect("a grant");
-    guard.release().await.expect("it was held");
+}
+
+/// The client adds the timeout to the current time, and a little more to that.
+#[tokio::test]
+async fn longest_wait_is_granted_like_any_other() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let mut longest = Duration::ZERO;
+    let spans = (0..63)
+        .rev()
+        .map(|bit| Duration::from_secs(1 << bit))
+        .chain((0..10).rev().map(|bit| Duration::from_millis(1 << bit)));
+    for span in spans {
+        if std::time::Instant::now().checked_add(longest + span).is_some() {
+            longest += span;
+        }
+    }
+    let almost = longest - Duration::from_millis(150);
+    for timeout in [Duration::from_secs(366 * 24 * 60 * 60), almost, Duration::MAX] {
+        let guard = client.lock("k").acquire().await.expect("a free lock");
+        let lock = client.lock("k");
+        let waiting = tokio::spawn(async move { lock.acquire_timeout(timeout).await });
+        eventually(|| server.client().waiting_owners("k").len() == 1).await;
+        guard.release().await.expect("it was held");
+        let guard = waiting.await.expect("no panic").expect("a grant");
+        for timeout in [Duration::ZERO, Duration::from_nanos(1)] {
+            assert!(matches!(client.lock("k").acquire_timeout(timeout).await, Err(Error::Timeout)));
+        }
+        guard.release().await.expect("it was held");
+    }
 }
