@@ -31,7 +31,7 @@ scenarios! {
 }
 
 /// Fails if the wait lasts longer than its timeout + 1 s.
-async fn ends_in_time(acquiring: Acquiring, wait_ms: i64) -> Result<Outcome, Broken> {
+pub(super) async fn ends_in_time(acquiring: Acquiring, wait_ms: i64) -> Result<Outcome, Broken> {
     let sent_us = acquiring.call.sent_us;
     let outcome = acquiring.outcome(ms(wait_ms as u64 + 10_000)).await?;
     let over = now_us() - sent_us - us(wait_ms);
