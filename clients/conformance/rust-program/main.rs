@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use rlock_client::{Client, Error, redis};
@@ -442,9 +443,7 @@ impl Program {
         let hold = &request["hold"];
         let term = |token: u64, lost: locks::Lost| async move {
             say(&json!({"event": "elected", "hold": hold, "token": token, "at_us": now_us()}));
-            lost.await;
-            say(&json!({"event": "lost", "hold": hold, "at_us": now_us()}));
-            // The helper ends the term.
+            let _term = Term { hold, lost };
             std::future::pending::<()>().await;
         };
         AnyLock::of(&client, request, self.fault)?.lead(term).await?;
@@ -471,6 +470,20 @@ impl Program {
         }
         client.close().await?;
         Ok(json!({}))
+    }
+}
+
+/// The helper drops the work of a leader at the loss, and also if it is cancelled.
+struct Term<'a> {
+    hold: &'a Value,
+    lost: locks::Lost,
+}
+
+impl Drop for Term<'_> {
+    fn drop(&mut self) {
+        if self.lost.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            say(&json!({"event": "lost", "hold": self.hold, "at_us": now_us()}));
+        }
     }
 }
 

@@ -252,6 +252,13 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Whether it says that the server did not answer, or refused for now.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Outcome::Error { name, .. } if name == "Unavailable" || name == "LockTimeout")
+    }
+}
+
 impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

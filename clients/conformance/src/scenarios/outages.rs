@@ -21,8 +21,8 @@ const KINDS: [(&str, &str); 3] = [("mutex", "m"), ("fair", "f"), ("many", "a b")
 /// Fails unless a wait ends with its timeout as an outage, whose text has this word.
 async fn is_outage(acquiring: Acquiring, wait_ms: i64, word: &str) -> Result<(), Broken> {
     let outcome = ends_in_time(acquiring, wait_ms).await?;
-    let is_it = matches!(&outcome, Outcome::Error { name, .. } if name == "Unavailable" || name == "LockTimeout");
-    ensure!(is_it && outcome.to_string().contains(word), "B33", "a wait ended in an outage {word} with: {outcome}");
+    let is_it = outcome.is_outage() && outcome.to_string().contains(word);
+    ensure!(is_it, "B33", "a wait ended in an outage {word} with: {outcome}");
     Ok(())
 }
 
