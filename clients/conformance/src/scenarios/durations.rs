@@ -5,6 +5,7 @@ use std::pin::pin;
 use serde_json::{Value, json};
 
 use super::scenarios;
+use super::waiting::warm_up;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, us};
 use crate::program::Answer;
@@ -39,6 +40,7 @@ async fn works(w: &World, c: &Client) -> Result<(), Broken> {
 
 async fn leases(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
+    warm_up(&c).await?;
     let fields = [("mutex", "lease_ms"), ("mutex", "fixed_lease_ms"), ("mutex", "session_ms"), ("fair", "grace_ms")];
     for (kind, field) in fields {
         for value in extremes() {
@@ -69,6 +71,7 @@ async fn leases(w: &World) -> Result<(), Broken> {
 
 async fn waits_for_a_free_lock(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
+    warm_up(&c).await?;
     for value in extremes() {
         let what = format!("wait_ms of {value}");
         match c.begin("mutex", "k", json!({"wait_ms": value})).outcome(ms(5000)).await.under("B31").during(&what)? {
@@ -85,6 +88,7 @@ async fn waits_for_a_free_lock(w: &World) -> Result<(), Broken> {
 /// Waits without an end are granted like others, and the others end at once.
 async fn waits_for_a_held_lock(w: &World) -> Result<(), Broken> {
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
+    warm_up(&c).await?;
     for value in extremes() {
         let what = format!("wait_ms of {value}");
         let hold = holder.acquire("mutex", "k", json!({"wait_ms": 5000})).await?;
@@ -114,6 +118,7 @@ async fn waits_for_a_held_lock(w: &World) -> Result<(), Broken> {
 
 async fn releases(w: &World) -> Result<(), Broken> {
     let c = w.client(&w.server.url()).await?;
+    warm_up(&c).await?;
     for value in extremes() {
         let what = format!("keep_ms of {value}");
         let hold = c.acquire("mutex", "k", json!({"wait_ms": 0})).await?;

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::scenarios;
+use super::waiting::warm_up;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
 use crate::proxy::Fate;
@@ -35,6 +36,7 @@ async fn follows_the_server(w: &World, hold: &Hold) -> Result<(), Broken> {
 async fn fixed_lease(w: &World) -> Result<(), Broken> {
     lower(w, 1500).await?;
     let c = w.client(&w.server.url()).await?;
+    warm_up(&c).await?;
     let (mut holds, began) = (Vec::new(), now_us());
     for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("read", "r"), ("many", "a b")] {
         let hold = c.acquire(kind, keys, json!({"wait_ms": 0, "fixed_lease_ms": 4500})).await.under("B29")?;

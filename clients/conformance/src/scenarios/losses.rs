@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::scenarios;
+use super::waiting::warm_up;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::now_us;
 use crate::program::{Answer, Call};
@@ -67,6 +68,7 @@ async fn then_acquire(w: &World) -> Result<(), Broken> {
 async fn then_acquire_renewed(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
+    warm_up(&c).await?;
     for (who, owner) in owners() {
         let first = c.acquire("mutex", who, merged(json!({"wait_ms": 5000, "lease_ms": 900}), &owner)).await?;
         proxy.stall_replies();
@@ -92,7 +94,7 @@ async fn then_acquire_renewed(w: &World) -> Result<(), Broken> {
 /// Acquires twice for one owner.
 async fn entered_twice(c: &Client, lease: &str, lease_ms: u32) -> Result<(Hold, Hold, Value), Broken> {
     let owner = json!({"task": "alice", "owner": "alice"});
-    let mut options = merged(json!({"wait_ms": 5000}), &owner);
+    let mut options = merged(json!({"wait_ms": 20_000}), &owner);
     options[lease] = json!(lease_ms);
     let outer = c.acquire("mutex", "k", options.clone()).await?;
     let inner = c.acquire("mutex", "k", options).await?;
@@ -126,7 +128,7 @@ async fn closed_twice(w: &World) -> Result<(), Broken> {
 
 /// Waits until the work of `run` has begun.
 async fn until_held(w: &World, holds: i64) -> Result<(), Broken> {
-    let deadline = now_us() + 10_000_000;
+    let deadline = now_us() + 20_000_000;
     while w.server.gauge("rlock_held").await? < holds {
         ensure!(now_us() < deadline, "B5", "run does not acquire");
         pause(2).await;
@@ -145,6 +147,7 @@ async fn ends_lost(call: Call, rules: &str, why: &str) -> Result<(), Broken> {
 async fn loss_first(w: &World) -> Result<(), Broken> {
     let sleeper = w.another_program().await?;
     let c = w.client_with(&sleeper, json!({"url": w.server.url()})).await?;
+    warm_up(&c).await?;
     for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("write", "w"), ("many", "a b")] {
         let hold = format!("stalled-{kind}");
         let keys: Vec<_> = keys.split_whitespace().collect();

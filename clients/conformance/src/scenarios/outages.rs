@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::faults::{PASSING, code, refuse};
 use super::scenarios;
-use super::waiting::ends_in_time;
+use super::waiting::{ends_in_time, warm_up};
 use crate::broken::{Broken, Under, ensure};
 use crate::program::Answer;
 use crate::world::{Acquiring, Outcome, World, ms, pause};
@@ -30,7 +30,7 @@ async fn is_outage(acquiring: Acquiring, wait_ms: i64, word: &str) -> Result<(),
 async fn unreachable(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
-    c.acquire("mutex", "k", json!({"wait_ms": 5000})).await?.release().await?;
+    warm_up(&c).await?;
     proxy.refuse(true);
     proxy.cut();
     for (kind, keys) in KINDS {
@@ -50,7 +50,7 @@ async fn unreachable(w: &World) -> Result<(), Broken> {
 async fn refused(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
-    c.acquire("mutex", "k", json!({"wait_ms": 5000})).await?.release().await?;
+    warm_up(&c).await?;
     refuse(&proxy, "ACQUIRE", usize::MAX, &PASSING);
     let begun: Vec<_> =
         PASSING.iter().map(|error| (code(error), c.begin("mutex", code(error), json!({"wait_ms": 800})))).collect();
@@ -65,6 +65,7 @@ async fn refused(w: &World) -> Result<(), Broken> {
 async fn silent(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
+    warm_up(&c).await?;
     let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
     let waits = c.begin("mutex", "k", json!({"wait_ms": 1500}));
     w.server.until_waiting(1).await?;
@@ -81,7 +82,7 @@ async fn silent(w: &World) -> Result<(), Broken> {
 async fn over(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
-    c.acquire("mutex", "k", json!({"wait_ms": 5000})).await?.release().await?;
+    warm_up(&c).await?;
     let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
     proxy.refuse(true);
     proxy.cut();
