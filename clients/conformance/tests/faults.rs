@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 /// A fault of the Rust program, a scenario that detects it, and a rule that the scenario names.
-const CAUGHT: [(&str, &str, &str); 51] = [
+const CAUGHT: [(&str, &str, &str); 52] = [
     ("believes-after-deadline", "hold-fixed-lease", "B15"),
     ("believes-after-deadline", "sleep-past-lease", "B13"),
     ("believes-after-deadline", "sleep-at-work", "B13"),
@@ -46,6 +46,7 @@ const CAUGHT: [(&str, &str, &str); 51] = [
     ("hides-outage", "outage-unreachable", "B33"),
     ("hides-outage", "outage-refused", "B33"),
     ("hides-outage", "outage-silent", "B33"),
+    ("hides-outage", "outage-accepted", "B33"),
     ("blames-server", "outage-over", "B33"),
     ("ignores-loss", "loss-first", "B34"),
     ("steps-after-loss", "loss-first", "B34"),

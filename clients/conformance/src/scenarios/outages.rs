@@ -13,6 +13,7 @@ scenarios! {
     short "outage-unreachable", "B33", ["B33"], unreachable;
     short "outage-refused", "B33", ["B33"], refused;
     short "outage-silent", "B33", ["B33"], silent;
+    short "outage-accepted", "B33", ["B33"], accepted;
     short "outage-over", "B33", ["B33"], over;
 }
 
@@ -61,18 +62,31 @@ async fn refused(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// The server stops answering before a request, and after it has accepted one.
+/// The server is silent before the request.
 async fn silent(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    warm_up(&c).await?;
+    proxy.stall();
+    for (kind, keys) in KINDS {
+        is_outage(c.begin(kind, keys, json!({"wait_ms": 700})), 700, "").await.during(kind)?;
+    }
+    proxy.flow();
+    w.server.is_clean(ms(6000)).await
+}
+
+/// The server has accepted the wait, and says nothing when its time is over.
+async fn accepted(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
     warm_up(&c).await?;
     let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
     let waits = c.begin("mutex", "k", json!({"wait_ms": 1500}));
     w.server.until_waiting(1).await?;
+    // The answer arrives.
+    pause(100).await;
     proxy.stall();
-    let later = c.begin("mutex", "l", json!({"wait_ms": 700}));
-    is_outage(later, 700, "").await?;
-    is_outage(waits, 1500, "").await.during("the server had accepted the wait")?;
+    is_outage(waits, 1500, "").await?;
     proxy.flow();
     hold.release().await?;
     w.server.is_clean(ms(6000)).await
