@@ -366,7 +366,7 @@ public final class ConformanceProgram {
     }
 
     private Object run(JsonNode request) throws Exception {
-        RLock lock = (RLock) lockable(request);
+        Lockable lock = lockable(request);
         try (Hold hold = request.hasNonNull("wait_ms") ? lock.acquire(millis(request, "wait_ms")) : lock.acquire()) {
             announce(hold, request);
             Thread.sleep(request.path("work_ms").asLong());
