@@ -1,9 +1,13 @@
 //! Lost connections, and servers that restart.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
 use tokio::runtime::Handle;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::proxy::{Fate, Proxy, cuts_all};
 use crate::support::{Reply, Server, Stopwatch, free_port};
@@ -291,6 +295,41 @@ async fn wait_that_ends_in_an_outage_carries_its_cause() {
             server.restart();
         }
     }
+}
+
+/// Counts the warnings about acquisitions.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN && metadata.target() == "rlock_client::acquire"
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn first_failure_of_a_wait_is_a_warning() {
+    let warnings = Warnings::default();
+    let _default = tracing::subscriber::set_default(warnings.clone());
+    let unreachable = format!("redis://127.0.0.1:{}/", free_port());
+    let client = Client::builder().connect_later(&unreachable).expect("an address");
+    // Long enough for some attempts.
+    let outcome = client.lock("k").acquire_timeout(Duration::from_millis(700)).await;
+    assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
+    assert_eq!(warnings.0.load(Ordering::Relaxed), 1);
 }
 
 /// The server is back before the time ends, and another owner holds the lock.
