@@ -9,7 +9,8 @@ use redis::{ErrorKind, RedisError, Value};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock was not granted within the timeout.
+    /// Another owner held the lock for the whole timeout. If the server could not be asked, the
+    /// error is [`Unavailable`](Self::Unavailable).
     #[error("timed out waiting for the lock")]
     Timeout,
     /// The hold ended before its release: its lease or session expired, or an operator took the

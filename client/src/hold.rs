@@ -1,6 +1,9 @@
 //! A hold: how long it is valid, and how it ends.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -94,7 +97,7 @@ impl Hold {
         let ends_at = options.ends_by.or_else(|| options.max_hold.map(|most| sent.after(most)));
         let terms =
             Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
-        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease));
+        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease), core.longest_known_lease());
         if core.now() >= validity.ends() {
             return Ok(None);
         }
@@ -193,19 +196,22 @@ impl Hold {
         })
     }
 
-    /// Resolves when the hold is no longer valid. Reads the clock itself, so it does not depend on
-    /// the client's task.
+    /// Resolves when the hold is no longer valid. Each poll reads the clock, so it depends neither
+    /// on the client's task nor on a timer that is late.
     pub(crate) async fn lost(self: Arc<Self>) {
         loop {
             let left = self.valid_for();
             if left.is_zero() {
                 return;
             }
-            tokio::select! {
-                biased;
-                () = self.over.cancelled() => return,
-                () = sleep(left.min(LONGEST_NAP)) => {}
-            }
+            let mut waits = pin!(async {
+                tokio::select! {
+                    biased;
+                    () = self.over.cancelled() => {}
+                    () = sleep(left.min(LONGEST_NAP)) => {}
+                }
+            });
+            poll_fn(|context| if self.is_held() { waits.as_mut().poll(context) } else { Poll::Ready(()) }).await;
         }
     }
 
@@ -275,7 +281,7 @@ impl Hold {
         let mut state = self.state();
         let failed = match (left, link) {
             (Ok(left), Some(link)) => {
-                state.validity.renewed(&self.terms, sent, left);
+                state.validity.renewed(&self.terms, sent, left, self.request.core.longest_known_lease());
                 state.link = Arc::downgrade(link);
                 state.kept = self.terms.session_grace.map(|_| link.clone());
                 (state.not_before, state.pauses, state.has_failed) = (now, Pauses::default(), false);

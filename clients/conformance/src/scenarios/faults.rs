@@ -178,7 +178,7 @@ async fn hand_over_each_byte(w: &World) -> Result<(), Broken> {
 }
 
 /// The second list of B12, as servers write them.
-const PASSING: [&str; 11] = [
+pub(super) const PASSING: [&str; 11] = [
     "READONLY You can't write against a read only replica.",
     "LOADING Redis is loading the dataset in memory",
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
@@ -192,12 +192,12 @@ const PASSING: [&str; 11] = [
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
 ];
 
-fn code(error: &str) -> &str {
+pub(super) fn code(error: &str) -> &str {
     error.split(' ').next().unwrap_or_default()
 }
 
 /// For each key that is named like the code of an error, answers the first `times` commands of a kind with that error.
-fn refuse(proxy: &Proxy, verb: &'static str, times: usize, errors: &'static [&'static str]) {
+pub(super) fn refuse(proxy: &Proxy, verb: &'static str, times: usize, errors: &'static [&'static str]) {
     let mut counts = vec![0; errors.len()];
     proxy.on_command(move |words| {
         let at = errors.iter().position(|error| is(words, verb) && words.get(1).is_some_and(|key| key == code(error)));
