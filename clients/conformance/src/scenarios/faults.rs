@@ -542,7 +542,7 @@ async fn out_of_memory(w: &World) -> Result<(), Broken> {
 }
 
 async fn quarantine(w: &World) -> Result<(), Broken> {
-    let server = w.another_server(&["rlock.quarantine-ms 3000"]).await?;
+    let server = w.another_server(&["rlock.max-lease-ms 2000", "rlock.exclusion restart"]).await?;
     let c = w.client(&server.url()).await?;
     c.begin("mutex", "k", json!({"wait_ms": 0})).fails(PATIENCE, "B12 B28", "Unavailable", "QUARANTINE").await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 10_000})).await.under("B12")?;
