@@ -21,9 +21,8 @@ import java.util.stream.Stream;
  */
 final class Acquisition {
     /** Waits without a limit. */
-    static final long FOR_EVER = -1;
+    static final long FOR_EVER = Long.MAX_VALUE;
 
-    private static final long LONGEST_WAIT_MS = TimeUnit.DAYS.toMillis(36_500);
     private static final long ASK_AGAIN_MS = 30_000;
     private static final long CLAIM_MS = 2_000;
     // The server's own nil arrives a little after the limit, and saves the settlement.
@@ -61,8 +60,7 @@ final class Acquisition {
     private Future<?> limit = CompletableFuture.completedFuture(null);
 
     /**
-     * Tries once if {@code wait} is 0, else waits for that number of milliseconds. More than a century, such
-     * as {@code Long.MAX_VALUE}, is without a limit.
+     * Waits for that number of milliseconds; tries once if it is below 1. A year or more is without a limit.
      */
     Acquisition(
             RLockClient client, Resource resource, LockOptions options, String owner, boolean reentrant, long wait) {
@@ -72,7 +70,7 @@ final class Acquisition {
         this.owner = owner;
         this.reentrant = reentrant;
         this.turns = options.owner() == null ? List.of() : resource.places(owner);
-        this.wait = wait > LONGEST_WAIT_MS ? FOR_EVER : wait;
+        this.wait = wait >= Deadline.YEAR_MS ? FOR_EVER : Math.max(0, wait);
     }
 
     void start() {
@@ -157,17 +155,17 @@ final class Acquisition {
         long left = left();
         if (wait > 0 && left <= 0) return; // The limit ends it.
         if (!unsure) number(); // The order of ids is that of sending.
-        lease = Math.min(options.lease().toMillis(), client.wire.maxLease);
+        lease = Math.min(options.leaseMillis(), client.wire.maxLease);
         var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
         if (options.session() != null) {
-            Collections.addAll(words, "SESSION", options.session().toMillis());
+            Collections.addAll(words, "SESSION", Deadline.millis(options.session()));
         }
         if (options.note() != null) Collections.addAll(words, "NOTE", options.note());
         if (wait != 0) {
             Collections.addAll(words, "BLOCK", wait == FOR_EVER ? 0 : left, "NOTIFY", channel, "CLAIM");
             words.add(Math.min(CLAIM_MS, lease));
             if (options.grace() != null && resource.kind() == Resource.Kind.FAIR) {
-                Collections.addAll(words, "GRACE", options.grace().toMillis());
+                Collections.addAll(words, "GRACE", Deadline.millis(options.grace()));
             }
         }
         Deadline deadline = Deadline.in(client.clock, lease);

@@ -151,7 +151,7 @@ public final class Hold implements AutoCloseable {
      * @throws LockLostException if the hold was lost before
      */
     public void releaseAndKeep(Duration time) {
-        await(release(Math.max(0, time.toMillis())));
+        await(release(Math.max(0, Deadline.millis(time))));
     }
 
     /**
@@ -177,23 +177,25 @@ public final class Hold implements AutoCloseable {
     /**
      * Makes a fixed lease end later. A lease never ends earlier than it was to.
      *
-     * @param lease from now on
+     * @param lease from now on, 10 ms or more
+     * @throws IllegalArgumentException if the lease is shorter
      * @throws LockLostException if the hold was lost
      * @throws RLockException if the request fails; the hold stays as it is
      */
     public void extend(Duration lease) {
+        long milliseconds = LockOptions.leaseMillis(lease);
         if (!isHeld()) throw lostException();
-        Deadline sent = Deadline.in(client.clock, lease.toMillis());
+        Deadline sent = Deadline.in(client.clock, milliseconds);
         try {
-            client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
+            client.ask(resource.call("RENEW", owner, tokens, "PX", milliseconds));
         } catch (LockLostException lost) {
             lose("the server does not know it", resource.keys().size() > 1);
             throw lost;
         }
         if (!isHeld()) throw lostException();
-        Deadline longer = sent.lasting(RLockClient.believed(lease.toMillis()));
+        Deadline longer = sent.lasting(RLockClient.believed(milliseconds));
         if (longer.left() > end.left()) end = longer;
-        longer = sent.lasting(RLockClient.believed(options.sessionLease(lease.toMillis())));
+        longer = sent.lasting(RLockClient.believed(options.sessionLease(milliseconds)));
         if (longer.left() > deadline.left()) deadline = longer;
     }
 

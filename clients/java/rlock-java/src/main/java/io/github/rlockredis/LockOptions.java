@@ -3,9 +3,10 @@ package io.github.rlockredis;
 import java.time.Duration;
 
 /**
- * How a lock is acquired and held. Immutable; start from {@link #DEFAULT}.
+ * How a lock is acquired and held. Immutable; start from {@link #DEFAULT}. A time of more than 365
+ * days counts as 365 days.
  *
- * @param lease how long a hold lives without renewal
+ * @param lease how long a hold lives without renewal, 1 ms or more
  * @param renewed whether the client renews the hold at a third of its lease
  * @param session binds the hold to the connection: once it has closed, the hold expires after this
  *     time, 10 ms or more; the client renews the hold at a third of it; null for none
@@ -16,9 +17,37 @@ import java.time.Duration;
  */
 public record LockOptions(
         Duration lease, boolean renewed, Duration session, Duration grace, String owner, String note) {
+    private static final long SHORTEST_SESSION_MS = 10;
+
+    /**
+     * Checks the times.
+     *
+     * @throws IllegalArgumentException if the lease is shorter than 1 ms, the session shorter than
+     *     10 ms, or the grace negative
+     */
+    public LockOptions {
+        leaseMillis(lease);
+        if (session != null) check("session", session, SHORTEST_SESSION_MS);
+        if (grace != null) check("grace", grace, 0);
+    }
+
+    long leaseMillis() {
+        return leaseMillis(lease);
+    }
+
+    static long leaseMillis(Duration lease) {
+        return check("lease", lease, 1);
+    }
+
+    private static long check(String name, Duration time, long least) {
+        long milliseconds = Deadline.millis(time);
+        if (milliseconds >= least) return milliseconds;
+        throw new IllegalArgumentException(name + " is " + time + "; expected " + least + " ms or more");
+    }
+
     /** How many milliseconds a hold is sure to last after an answer: its connection may close right after it. */
     long sessionLease(long lease) {
-        return session == null ? lease : Math.min(lease, session.toMillis());
+        return session == null ? lease : Math.min(lease, Deadline.millis(session));
     }
 
     /** A lease of 30 s that is renewed, and nothing else. */
@@ -27,9 +56,10 @@ public record LockOptions(
     /**
      * A renewed lease.
      *
-     * @param lease how long a hold lives after its last renewal; the holder's crash blocks others for
-     *     that long
+     * @param lease how long a hold lives after its last renewal, 1 ms or more; the holder's crash blocks
+     *     others for that long
      * @return changed options
+     * @throws IllegalArgumentException if the lease is shorter than 1 ms
      */
     public LockOptions withLease(Duration lease) {
         return new LockOptions(lease, true, session, grace, owner, note);
@@ -38,8 +68,9 @@ public record LockOptions(
     /**
      * A lease that is not renewed: the hold is lost when it has passed.
      *
-     * @param lease how long a hold lives
+     * @param lease how long a hold lives, 1 ms or more
      * @return changed options
+     * @throws IllegalArgumentException if the lease is shorter than 1 ms
      */
     public LockOptions withFixedLease(Duration lease) {
         return new LockOptions(lease, false, session, grace, owner, note);
@@ -53,16 +84,15 @@ public record LockOptions(
      * @throws IllegalArgumentException if the session is shorter than 10 ms
      */
     public LockOptions withSession(Duration session) {
-        if (session != null && session.toMillis() < 10)
-            throw new IllegalArgumentException("session is " + session + "; expected 10 ms or more, or null");
         return new LockOptions(lease, renewed, session, grace, owner, note);
     }
 
     /**
      * The grace of a place in the queue of a fair lock.
      *
-     * @param grace how long the place outlives its connection; null for the server's default
+     * @param grace how long the place outlives its connection, 0 or more; null for the server's default
      * @return changed options
+     * @throws IllegalArgumentException if the grace is negative
      */
     public LockOptions withGrace(Duration grace) {
         return new LockOptions(lease, renewed, session, grace, owner, note);

@@ -43,17 +43,17 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     /**
      * Waits for some time.
      *
-     * @param timeout zero or less tries once
+     * @param timeout less than 1 ms tries once, 365 days or more is without a limit
      * @return the hold
      * @throws LockTimeoutException if it was not acquired in time
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public Hold acquire(Duration timeout) throws InterruptedException {
-        Acquisition request = begin(options, currentOwner(), Math.max(0, timeout.toMillis()));
+        Acquisition request = begin(options, currentOwner(), Deadline.millis(timeout));
         Hold hold = await(request);
         if (hold != null) return hold;
         throw new LockTimeoutException(
-                "did not acquire " + resource + " in " + timeout.toMillis() + " ms", request.lastError);
+                "did not acquire " + resource + " in " + Deadline.millis(timeout) + " ms", request.lastError);
     }
 
     /**
@@ -69,12 +69,12 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     /**
      * Waits for some time.
      *
-     * @param timeout zero or less tries once
+     * @param timeout less than 1 ms tries once, 365 days or more is without a limit
      * @return the hold, or nothing if it was not acquired in time
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public Optional<Hold> tryAcquire(Duration timeout) throws InterruptedException {
-        return Optional.ofNullable(await(begin(options, currentOwner(), Math.max(0, timeout.toMillis()))));
+        return Optional.ofNullable(await(begin(options, currentOwner(), Deadline.millis(timeout))));
     }
 
     /**
@@ -90,11 +90,11 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     /**
      * Waits for some time, without a thread; as {@link #acquireAsync()}.
      *
-     * @param timeout zero or less tries once
+     * @param timeout less than 1 ms tries once, 365 days or more is without a limit
      * @return completes with the hold, or with nothing if it was not acquired in time
      */
     public CompletableFuture<Optional<Hold>> tryAcquireAsync(Duration timeout) {
-        return async(options, Math.max(0, timeout.toMillis()), Optional::ofNullable);
+        return async(options, Deadline.millis(timeout), Optional::ofNullable);
     }
 
     /**

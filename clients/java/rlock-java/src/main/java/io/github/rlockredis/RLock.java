@@ -100,7 +100,7 @@ public final class RLock extends Lockable implements Lock {
     /**
      * Waits for some time.
      *
-     * @param wait zero or less tries once
+     * @param wait less than 1 ms tries once, 365 days or more is without a limit
      * @param lease the lease, which is not renewed; -1 for the renewed one of the options
      * @param unit of both
      * @return whether it was acquired in time
@@ -108,12 +108,12 @@ public final class RLock extends Lockable implements Lock {
      */
     public boolean tryLock(long wait, long lease, TimeUnit unit) throws InterruptedException {
         var leased = leased(lease, unit);
-        return await(begin(leased, currentOwner(), Math.max(0, unit.toMillis(wait)))) != null;
+        return await(begin(leased, currentOwner(), unit.toMillis(wait))) != null;
     }
 
     private LockOptions leased(long lease, TimeUnit unit) {
         if (lease == -1) return options;
-        return options.withFixedLease(Duration.of(lease, unit.toChronoUnit()));
+        return options.withFixedLease(Duration.ofMillis(unit.toMillis(lease)));
     }
 
     /**

@@ -50,10 +50,10 @@ public final class RSemaphore extends Lockable {
      * Makes the semaphore, unless it is there, and sets when it is deleted.
      *
      * @param permits how many there are
-     * @param idle the server deletes it after so long without holders and waiters; zero for never
+     * @param idle the server deletes it after so long without holders and waiters; less than 1 ms for never
      * @return false if it was there; then only its idle time changes
      */
     public boolean init(int permits, Duration idle) {
-        return client.ask(resource.init(permits, idle.toMillis())).toString().equals("1");
+        return client.ask(resource.init(permits, Deadline.millis(idle))).toString().equals("1");
     }
 }

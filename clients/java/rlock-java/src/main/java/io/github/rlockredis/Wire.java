@@ -94,7 +94,8 @@ final class Wire {
 
     private CompletionStage<StatefulConnection<String, String>> prepare(StatefulConnection<String, String> connection) {
         if (source.cluster == null) connection.addListener(listener);
-        timeout = connection.getTimeout().toMillis();
+        timeout = Deadline.millis(connection.getTimeout());
+        if (timeout == 0) timeout = Deadline.YEAR_MS; // To Lettuce 0 is no limit.
         var section = new CommandArgs<>(StringCodec.UTF8).addValue("rlock");
         return dispatch(connection, "INFO", section)
                 .orTimeout(timeout, TimeUnit.MILLISECONDS)

@@ -17,6 +17,7 @@ import io.github.rlockredis.RLockException.RefusedException;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.api.sync.RedisCommands;
 import java.time.Duration;
+import java.time.temporal.ChronoUnit;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.Callable;
@@ -39,6 +40,7 @@ import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 
 @Timeout(60)
 class LockTest {
@@ -168,6 +170,104 @@ class LockTest {
         awaitWaiters("k", 1);
         hold.close();
         assertTrue(waiter.get(10, TimeUnit.SECONDS));
+    }
+
+    /** More than 365 days, such as {@code ChronoUnit.FOREVER}, count as 365 days; as a wait they have no limit. */
+    @Test
+    void the_longest_times_are_accepted_everywhere() throws Exception {
+        Duration forever = ChronoUnit.FOREVER.getDuration();
+        Hold other = client.fairLock("k").acquire();
+        var options = LockOptions.DEFAULT.withSession(forever).withGrace(forever);
+        var waiter = client.fairLock("k").with(options.withFixedLease(forever)).tryAcquireAsync(forever);
+        awaitWaiters("k", 1);
+        other.close();
+        try (Hold hold = waiter.get(10, TimeUnit.SECONDS).orElseThrow()) {
+            assertYear(hold.remaining().toMillis());
+            hold.extend(forever);
+            assertYear(hold.remaining().toMillis());
+        }
+        try (Hold hold = client.fairLock("k").with(options.withLease(forever)).acquire(forever)) {
+            assertYear(hold.remaining().toMillis());
+        }
+        Hold hold = client.lock("k").tryAcquire(forever).orElseThrow();
+        hold.releaseAndKeep(forever);
+        assertYear((Long) Probe.one(redis, "RLOCK.PTTL", "k"));
+        RLock lock = client.lock("l");
+        assertTrue(lock.tryLock(Long.MAX_VALUE, Long.MAX_VALUE, TimeUnit.DAYS));
+        assertYear((Long) Probe.one(redis, "RLOCK.PTTL", "l"));
+        lock.unlock();
+        lock.lock(Long.MAX_VALUE, TimeUnit.DAYS);
+        lock.unlock();
+        client.semaphore("s").init(1, forever);
+        assertTrue(Probe.ask(redis, "RSEMAPHORE.INFO", "s").contains(Deadline.YEAR_MS));
+    }
+
+    private static void assertYear(long milliseconds) {
+        long year = TimeUnit.DAYS.toMillis(365);
+        assertTrue(milliseconds <= year && milliseconds > year * 9 / 10, milliseconds + " ms");
+    }
+
+    @Test
+    void zero_and_negative_times_have_one_meaning() throws Exception {
+        Duration past = ChronoUnit.FOREVER.getDuration().negated();
+        for (Duration time : List.of(Duration.ZERO, Duration.ofNanos(-1), Duration.ofMillis(-1), past)) {
+            // They try once.
+            try (Hold hold = other.lock("k").acquire(time)) {
+                assertEquals(Optional.empty(), client.lock("k").tryAcquire(time));
+                assertEquals(
+                        Optional.empty(), client.lock("k").tryAcquireAsync(time).get(10, TimeUnit.SECONDS));
+                assertThrows(LockTimeoutException.class, () -> client.lock("k").acquire(time));
+            }
+            // They keep nothing closed, and do not end a semaphore.
+            other.lock("k").acquire().releaseAndKeep(time);
+            assertNothingLeft("k");
+            client.semaphore("s").init(1, time);
+        }
+        assertFalse(Probe.ask(redis, "RSEMAPHORE.INFO", "s").contains("idle-ms"));
+        try (Hold hold = other.lock("k").acquire()) {
+            assertFalse(client.lock("k").tryLock(Long.MIN_VALUE, TimeUnit.DAYS));
+            for (Duration time : List.of(Duration.ofNanos(999_999), Duration.ZERO, Duration.ofNanos(-1), past)) {
+                refused("lease", () -> LockOptions.DEFAULT.withLease(time));
+                refused("lease", () -> LockOptions.DEFAULT.withFixedLease(time));
+                refused("session", () -> LockOptions.DEFAULT.withSession(time));
+                refused("lease", () -> hold.extend(time));
+            }
+            refused("session", () -> LockOptions.DEFAULT.withSession(Duration.ofMillis(9)));
+            refused("grace", () -> LockOptions.DEFAULT.withGrace(Duration.ofNanos(-1)));
+            refused("grace", () -> LockOptions.DEFAULT.withGrace(past));
+            for (long lease : new long[] {0, -2, Long.MIN_VALUE}) {
+                refused("lease", () -> client.lock("l").tryLock(1, lease, TimeUnit.MILLISECONDS));
+                refused("lease", () -> client.lock("l").lock(lease, TimeUnit.MILLISECONDS));
+            }
+            assertTrue(hold.isHeld());
+        }
+        assertNothingLeft("l");
+    }
+
+    private static void refused(String what, Executable call) {
+        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
+        assertTrue(message.startsWith(what + " is PT") && message.contains("; expected "), message);
+    }
+
+    @Test
+    void a_command_timeout_of_zero_is_no_limit() throws Exception {
+        try (var proxy = new TestServer.Proxy(server)) {
+            proxy.delay(50);
+            var far = RedisClient.create(proxy.url());
+            for (Duration timeout : List.of(Duration.ZERO, Duration.ofDays(1_000))) {
+                var builder = RLockClient.builder(
+                        () -> {
+                            var connection = far.connect();
+                            connection.setTimeout(timeout);
+                            return connection;
+                        },
+                        far::connectPubSub);
+                try (var locks = builder.build()) {
+                    locks.lock("k").tryAcquire().orElseThrow().close();
+                }
+            }
+            far.shutdown(0, 1, TimeUnit.SECONDS);
+        }
     }
 
     @Test
