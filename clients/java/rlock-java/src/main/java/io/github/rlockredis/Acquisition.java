@@ -168,17 +168,17 @@ final class Acquisition {
                 Collections.addAll(words, "GRACE", Deadline.millis(options.grace()));
             }
         }
-        Deadline deadline = Deadline.in(client.clock, lease);
+        Deadline asked = Deadline.in(client.clock, lease);
         unsure = true;
         sent = client.wire.send(resource.call("ACQUIRE", owner, words.toArray()), Long.MAX_VALUE);
         client.then(sent, (reply, error) -> {
             if (isOver(round)) return;
             if (error != null) failed(error);
-            else answered(reply, deadline);
+            else answered(reply, asked);
         });
     }
 
-    private void answered(Object reply, Deadline deadline) {
+    private void answered(Object reply, Deadline asked) {
         if ("WAITING".equals(reply)) {
             unsureBefore = true;
             if (interrupted) {
@@ -190,11 +190,11 @@ final class Acquisition {
         } else if (reply == null) {
             refused();
         } else {
-            granted(reply instanceof List<?> list ? list.stream() : Stream.of(reply), deadline);
+            granted(reply instanceof List<?> list ? list.stream() : Stream.of(reply), asked);
         }
     }
 
-    private void granted(Stream<?> answer, Deadline deadline) {
+    private void granted(Stream<?> answer, Deadline asked) {
         List<Long> tokens;
         try {
             tokens = answer.map(token -> Long.parseLong(token.toString())).toList();
@@ -203,10 +203,10 @@ final class Acquisition {
         }
         if (tokens.contains(0L)) {
             finish(null, new ModuleTooOldException("", "the server answers a wait with 0"));
-        } else if (RLockClient.believed(options.sessionLease(lease)) <= deadline.elapsed()) {
+        } else if (RLockClient.believed(options.sessionLease(asked.after())) <= asked.elapsed()) {
             again(); // The process slept, and the lease or the session may have ended meanwhile.
         } else {
-            finish(client.hold(this, tokens, lease, deadline), null);
+            finish(client.hold(this, tokens, asked), null);
         }
     }
 
@@ -230,13 +230,15 @@ final class Acquisition {
         confirming = true;
         int round = ++this.round;
         List<Long> list = Stream.of(tokens.split(" ")).map(Long::valueOf).toList();
-        Deadline deadline = Deadline.in(client.clock, lease);
+        Deadline asked = Deadline.in(client.clock, lease);
         client.then(
-                client.wire.send(resource.call("RENEW", owner, list, "PX", lease), Math.min(CLAIM_MS, lease)),
-                (reply, error) -> {
+                client.wire.send(resource.call("RENEW", owner, list), Math.min(CLAIM_MS, lease)), (reply, error) -> {
                     if (isOver(round)) return;
-                    if (error == null) granted(list.stream(), deadline);
-                    else if (RLockException.of(error) instanceof LockLostException) {
+                    if (error == null) {
+                        // The longest lease may have been lowered since the request was sent.
+                        long left = Math.min(client.wire.maxLease, Long.parseLong(reply.toString()));
+                        granted(list.stream(), asked.lasting(left));
+                    } else if (RLockException.of(error) instanceof LockLostException) {
                         // Of several keys some may still be held, and the next request claims new holds only.
                         if (list.size() > 1) client.settle(resource, owner, 0, id + 1, list, lease);
                         again();

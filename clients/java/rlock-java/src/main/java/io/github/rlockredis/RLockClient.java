@@ -428,11 +428,11 @@ public final class RLockClient implements AutoCloseable {
         };
     }
 
-    /** Sends a command and waits for its answer, also if the thread is interrupted. */
-    Object ask(Resource.Call call) {
+    /** Takes a step and waits for its answer, also if the thread is interrupted. */
+    Object ask(Supplier<CompletableFuture<Object>> step) {
         var answer = new CompletableFuture<Object>();
         if (isEnded()) throw new RLockException.ClosedException();
-        execute(() -> then(wire.send(call, Long.MAX_VALUE), (reply, error) -> {
+        execute(() -> then(step.get(), (reply, error) -> {
             if (error == null) answer.complete(reply);
             else answer.completeExceptionally(RLockException.of(error));
         }));
@@ -452,11 +452,11 @@ public final class RLockClient implements AutoCloseable {
     }
 
     /** The hold that a granted request has led to. */
-    Hold hold(Acquisition granted, List<Long> tokens, long lease, Deadline sent) {
+    Hold hold(Acquisition granted, List<Long> tokens, Deadline lease) {
         var places = granted.resource.places(granted.owner);
         Hold known = held.get(places.get(0));
         if (known != null && known.has(tokens) && known.enter()) return known;
-        var hold = new Hold(this, granted, tokens, lease, sent);
+        var hold = new Hold(this, granted, tokens, lease);
         if (granted.reentrant) places.forEach(place -> held.put(place, hold));
         holds.add(hold);
         hold.begin();

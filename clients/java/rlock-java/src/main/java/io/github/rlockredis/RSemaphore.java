@@ -54,6 +54,9 @@ public final class RSemaphore extends Lockable {
      * @return false if it was there; then only its idle time changes
      */
     public boolean init(int permits, Duration idle) {
-        return client.ask(resource.init(permits, Deadline.millis(idle))).toString().equals("1");
+        var init = resource.init(permits, Deadline.millis(idle));
+        return client.ask(() -> client.wire.send(init, Long.MAX_VALUE))
+                .toString()
+                .equals("1");
     }
 }
