@@ -44,6 +44,7 @@ public final class Hold implements AutoCloseable {
     private final AtomicReference<State> state = new AtomicReference<>(State.HELD);
     private final CompletableFuture<Hold> lost = new CompletableFuture<>();
     private volatile Deadline deadline;
+    private volatile Runnable releasing;
     private volatile Future<?> watch = CompletableFuture.completedFuture(null);
     // These belong to the client's steps.
     private Deadline limit; // The end of a fixed lease, which the server may allow in parts only.
@@ -176,7 +177,7 @@ public final class Hold implements AutoCloseable {
     /**
      * Makes a fixed lease end later. A lease never ends earlier than it was to.
      *
-     * @param lease from now on, 10 ms or more
+     * @param lease from now on, 1 ms or more
      * @throws IllegalArgumentException if the lease is shorter
      * @throws LockLostException if the hold was lost
      * @throws RLockException if the request fails; the hold stays as it is
@@ -308,6 +309,7 @@ public final class Hold implements AutoCloseable {
     void endWithClient() {
         long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
         if (lose("the client was closed", false)) sendRelease(request, new CompletableFuture<>(), NO_KEEP);
+        else if (releasing != null) releasing.run(); // Its own step would come too late.
     }
 
     LockLostException lostException() {
@@ -324,15 +326,16 @@ public final class Hold implements AutoCloseable {
             return done;
         }
         look();
+        releasing = () -> sendRelease(request, done, keep);
         boolean held = state.compareAndSet(State.HELD, State.RELEASED);
         resource.places(owner).forEach(place -> client.held.remove(place, this));
         if (!held) return CompletableFuture.failedFuture(lostException());
-        client.execute(() -> sendRelease(request, done, keep));
+        client.execute(releasing);
         return done;
     }
 
     private void sendRelease(long request, CompletableFuture<Void> done, long keep) {
-        client.holds.remove(this);
+        if (!client.holds.remove(this)) return;
         watch.cancel(false);
         timer.cancel(false);
         var words = new ArrayList<Object>(List.of("REQ", request));

@@ -663,6 +663,24 @@ class LockTest {
     }
 
     @Test
+    void a_release_at_the_moment_of_closing_is_sent() throws Exception {
+        for (int i = 0; i < 300; i++) {
+            var closing = RLockClient.create(redisClient);
+            Hold hold = closing.lock("k").acquire(Duration.ofSeconds(10));
+            var begun = new CountDownLatch(1);
+            var released = CompletableFuture.runAsync(() -> {
+                begun.countDown();
+                hold.releaseAsync();
+            });
+            begun.await();
+            LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(100_000));
+            closing.close();
+            released.handle((done, lost) -> done).get(10, TimeUnit.SECONDS);
+            assertEquals(0, Probe.holders(redis, "k"), "round " + i);
+        }
+    }
+
+    @Test
     void server_errors_are_typed() throws Exception {
         redis.set("text", "no lock");
         assertEquals(
