@@ -122,13 +122,14 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Calls back once if the hold is lost before its release, on the executor of the client. The
-     * clock tells, so it works without a connection. If it is lost already, calls back at once.
+     * Calls back once if the hold is lost before its release, on a thread of the client that only tells
+     * of losses. The clock tells, so it works without a connection. If it is lost already, calls back at
+     * once.
      *
      * @param listener is passed this hold
      */
     public void onLost(Consumer<? super Hold> listener) {
-        lost.thenAcceptAsync(listener, client.executor);
+        lost.thenAcceptAsync(listener, client.losses);
     }
 
     /**

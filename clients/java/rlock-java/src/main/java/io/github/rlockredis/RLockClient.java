@@ -74,15 +74,11 @@ public final class RLockClient implements AutoCloseable {
     final Wire wire;
     final LockClock clock;
 
-    /** Runs callbacks of the application and blocking connects. Threads end when they idle, and with the client. */
-    final ThreadPoolExecutor executor = new ThreadPoolExecutor(
-            MAX_CALLBACKS,
-            MAX_CALLBACKS,
-            10,
-            TimeUnit.SECONDS,
-            new LinkedBlockingQueue<>(),
-            daemons("rlock-callback"),
-            (late, closed) -> late.run());
+    /** Runs what the application attaches to futures, which may block. */
+    final ThreadPoolExecutor executor = callbacks("rlock-callback");
+
+    /** Tells of losses, which nothing else that blocks may hold up. */
+    final ThreadPoolExecutor losses = callbacks("rlock-loss");
 
     final LockOptions defaults;
 
@@ -107,12 +103,30 @@ public final class RLockClient implements AutoCloseable {
     private final ScheduledThreadPoolExecutor deadlines = thread("rlock-deadlines");
 
     private RLockClient(Builder builder) {
-        executor.allowCoreThreadTimeOut(true);
         clock = builder.clock;
         defaults = builder.defaults;
         keyPrefix = builder.keyPrefix;
         lossListener = builder.lossListener;
         wire = new Wire(builder.source, this, "rlock:" + id);
+    }
+
+    /** Threads that end when they idle, and with the client. */
+    private static ThreadPoolExecutor callbacks(String name) {
+        var executor = new ThreadPoolExecutor(
+                MAX_CALLBACKS,
+                MAX_CALLBACKS,
+                10,
+                TimeUnit.SECONDS,
+                new LinkedBlockingQueue<>(),
+                daemons(name),
+                (late, closed) -> late.run());
+        executor.allowCoreThreadTimeOut(true);
+        return executor;
+    }
+
+    /** Runs a blocking connect in a thread of its own. */
+    static void connect(Runnable connect) {
+        daemons("rlock-connect").newThread(connect).start();
     }
 
     private static ThreadFactory daemons(String name) {
@@ -341,6 +355,7 @@ public final class RLockClient implements AutoCloseable {
         });
         deadlines.shutdownNow();
         executor.shutdown();
+        losses.shutdown();
     }
 
     /** An id. The next one belongs to the same request, for the RELEASE that settles it. */
@@ -464,7 +479,7 @@ public final class RLockClient implements AutoCloseable {
     }
 
     void lost(Hold hold, CompletableFuture<Hold> told) {
-        executor.execute(() -> {
+        losses.execute(() -> {
             told.complete(hold);
             lossListener.accept(hold);
         });

@@ -87,7 +87,7 @@ final class Wire {
     CompletableFuture<?> ready() {
         if (commands == null || commands.isCompletedExceptionally()) {
             commands = CompletableFuture.<StatefulConnection<String, String>>supplyAsync(
-                            source.commands::get, client.executor)
+                            source.commands::get, RLockClient::connect)
                     .thenComposeAsync(this::prepare, client::execute);
         }
         return commands.copy().orTimeout(timeout, TimeUnit.MILLISECONDS);
@@ -233,7 +233,7 @@ final class Wire {
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages() {
         if (messages == null || messages.isCompletedExceptionally()) {
             messages = CompletableFuture.<StatefulRedisPubSubConnection<String, String>>supplyAsync(
-                            source.messages::get, client.executor)
+                            source.messages::get, RLockClient::connect)
                     .thenApplyAsync(
                             connection -> {
                                 connection.addListener((RedisPubSubListener<String, String>) listener);

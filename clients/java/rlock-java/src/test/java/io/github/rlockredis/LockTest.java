@@ -467,6 +467,37 @@ class LockTest {
     }
 
     @Test
+    void continuations_that_block_delay_neither_losses_nor_connections() throws Exception {
+        var told = new CompletableFuture<Hold>();
+        var go = new CountDownLatch(1);
+        try (var listening =
+                RLockClient.builder(redisClient).onLost(told::complete).build()) {
+            Hold hold = listening.lock("k").with(lease(900)).tryAcquire().orElseThrow();
+            var heard = new CompletableFuture<Hold>();
+            hold.onLost(heard::complete);
+            var blocked = new AtomicInteger();
+            for (int i = 0; i < 100; i++) {
+                listening.lock("k" + i).tryAcquireAsync(Duration.ZERO).thenAccept(acquired -> {
+                    blocked.incrementAndGet();
+                    try {
+                        go.await();
+                    } catch (InterruptedException interrupted) {
+                        Thread.currentThread().interrupt();
+                    }
+                });
+            }
+            await("all threads for continuations are blocked", () -> blocked.get() == 64);
+            redis.del("k");
+            assertSame(hold, told.get(10, TimeUnit.SECONDS));
+            assertSame(hold, heard.get(10, TimeUnit.SECONDS));
+            // The first wait connects to receive messages.
+            listening.lock("m").acquire(Duration.ofSeconds(10)).close();
+        } finally {
+            go.countDown();
+        }
+    }
+
+    @Test
     void a_hold_is_lost_if_the_server_does_not_extend_it() throws Exception {
         Hold hold = client.lock("k")
                 .with(LockOptions.DEFAULT.withFixedLease(Duration.ofSeconds(60)))
