@@ -25,18 +25,21 @@ final class Acquisition {
 
     private static final long ASK_AGAIN_MS = 30_000;
     private static final long CLAIM_MS = 2_000;
-    // The server's own nil arrives a little after the limit, and saves the settlement.
-    private static final long PATIENCE_MS = 200;
+    // The server's own nil arrives a little after the limit, and saves the settlement. Without it, the server
+    // is silent.
+    private static final long PATIENCE_MS = 800;
+    // A first connection may take longer than a short wait.
+    private static final long CONNECTING_MS = 2_000;
 
     final Resource resource;
     final LockOptions options;
     final String owner;
     final boolean reentrant;
 
-    /** The hold, null if it was not acquired in time, or an RLockException. */
+    /** The hold, null if another owner has it, or an RLockException. */
     final CompletableFuture<Hold> result = new CompletableFuture<>();
 
-    /** Why the last attempt failed, if it was not only for want of time. */
+    /** Why the last attempt failed, unless the server has answered it. */
     volatile RLockException lastError;
 
     private final RLockClient client;
@@ -152,8 +155,7 @@ final class Acquisition {
     }
 
     private void request(int round) {
-        long left = left();
-        if (wait > 0 && left <= 0) return; // The limit ends it.
+        long left = Math.max(1, left()); // It is sent at least once.
         if (!unsure) number(); // The order of ids is that of sending.
         lease = Math.min(options.leaseMillis(), client.wire.maxLease);
         var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
@@ -179,6 +181,8 @@ final class Acquisition {
     }
 
     private void answered(Object reply, Deadline asked) {
+        lastError = null;
+        pause = RLockClient.SHORTEST_PAUSE_MS;
         if ("WAITING".equals(reply)) {
             unsureBefore = true;
             if (interrupted) {
@@ -212,6 +216,7 @@ final class Acquisition {
 
     void message(String what, String rest) {
         if (result.isDone() || confirming) return;
+        lastError = null;
         switch (what) {
             case "granted" -> confirm(rest);
             case "nil" -> refused();
@@ -269,6 +274,7 @@ final class Acquisition {
         if (retry && lastError instanceof UnavailableException) {
             timer.cancel(false);
             timer = client.schedule(this::attempt, pause);
+            RLockClient.failed("the request for " + resource, pause, lastError);
             pause = RLockClient.longer(pause);
         } else {
             finish(null, lastError);
@@ -276,9 +282,12 @@ final class Acquisition {
     }
 
     private void timeUp() {
-        if (wait != 0) finish(null, null);
-        else if (lastError != null) finish(null, lastError);
-        else finish(null, new UnavailableException("", "no answer to " + resource + " in time", null));
+        boolean asked = round > 0; // Else another request of the owner has its turn.
+        boolean connects = wait > 0 && wait < CONNECTING_MS && client.wire.connects();
+        if (lastError == null && asked && !connects) {
+            lastError = new UnavailableException("", "no answer to the request for " + resource + " in time", null);
+        }
+        finish(null, lastError);
     }
 
     void finish(Hold hold, Throwable error) {

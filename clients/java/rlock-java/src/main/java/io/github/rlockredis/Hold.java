@@ -262,7 +262,7 @@ public final class Hold implements AutoCloseable {
             if (error == null) {
                 pause = RLockClient.SHORTEST_PAUSE_MS;
             } else if (isHeld()) {
-                log.debug("RENEW of {} failed, trying again", resource, error);
+                RLockClient.failed("RENEW of " + resource, pause, RLockException.of(error));
                 due = Deadline.in(client.clock, pause);
                 pause = RLockClient.longer(pause);
                 renewWhenDue();

@@ -2,6 +2,7 @@ package io.github.rlockredis;
 
 import io.github.rlockredis.RLockException.ClosedException;
 import io.github.rlockredis.RLockException.LockTimeoutException;
+import io.github.rlockredis.RLockException.UnavailableException;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.Callable;
@@ -45,13 +46,18 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
      *
      * @param timeout less than 1 ms tries once, 365 days or more is without a limit
      * @return the hold
-     * @throws LockTimeoutException if it was not acquired in time
+     * @throws LockTimeoutException if it was not acquired in time; it has a cause if the server was silent or
+     *     refused at the end
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public Hold acquire(Duration timeout) throws InterruptedException {
         Acquisition request = begin(options, currentOwner(), Deadline.millis(timeout));
-        Hold hold = await(request);
-        if (hold != null) return hold;
+        try {
+            Hold hold = await(request);
+            if (hold != null) return hold;
+        } catch (UnavailableException outage) {
+            if (Deadline.millis(timeout) < 1) throw outage;
+        }
         throw new LockTimeoutException(
                 "did not acquire " + resource + " in " + Deadline.millis(timeout) + " ms", request.lastError);
     }
@@ -71,6 +77,7 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
      *
      * @param timeout less than 1 ms tries once, 365 days or more is without a limit
      * @return the hold, or nothing if it was not acquired in time
+     * @throws UnavailableException if the server was silent or refused at the end
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public Optional<Hold> tryAcquire(Duration timeout) throws InterruptedException {
@@ -91,7 +98,8 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
      * Waits for some time, without a thread; as {@link #acquireAsync()}.
      *
      * @param timeout less than 1 ms tries once, 365 days or more is without a limit
-     * @return completes with the hold, or with nothing if it was not acquired in time
+     * @return completes with the hold, or with nothing if it was not acquired in time; with an
+     *     UnavailableException if the server was silent or refused at the end
      */
     public CompletableFuture<Optional<Hold>> tryAcquireAsync(Duration timeout) {
         return async(options, Deadline.millis(timeout), Optional::ofNullable);

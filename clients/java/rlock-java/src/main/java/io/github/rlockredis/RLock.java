@@ -104,6 +104,7 @@ public final class RLock extends Lockable implements Lock {
      * @param lease the lease, which is not renewed; -1 for the renewed one of the options
      * @param unit of both
      * @return whether it was acquired in time
+     * @throws RLockException.UnavailableException if the server was silent or refused at the end
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public boolean tryLock(long wait, long lease, TimeUnit unit) throws InterruptedException {

@@ -368,6 +368,12 @@ public final class RLockClient implements AutoCloseable {
         return Math.max(1, lease - lease / 100 - 2);
     }
 
+    /** Logs a failure that is followed by another attempt after a pause. Only the first of a series is a warning. */
+    static void failed(String what, long pause, Throwable error) {
+        if (pause == SHORTEST_PAUSE_MS) log.warn("{} failed, trying again: {}", what, error.getMessage());
+        else log.debug("{} failed, trying again", what, error);
+    }
+
     static long longer(long pause) {
         return Math.min(2 * pause, LONGEST_PAUSE_MS);
     }
@@ -579,6 +585,9 @@ public final class RLockClient implements AutoCloseable {
     }
 
     void disconnected() {
+        if (!waits.isEmpty() || !holds.isEmpty()) {
+            log.warn("lost a connection to the server, with {} waits and {} holds", waits.size(), holds.size());
+        }
         interrupted(null);
     }
 }

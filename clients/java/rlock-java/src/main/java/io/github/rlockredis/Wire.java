@@ -93,6 +93,11 @@ final class Wire {
         return commands.copy().orTimeout(timeout, TimeUnit.MILLISECONDS);
     }
 
+    /** Whether a connection that a wait needs is being made, without a failure so far. */
+    boolean connects() {
+        return !commands.isDone() || messages == null || !messages.isDone();
+    }
+
     private CompletionStage<StatefulConnection<String, String>> prepare(StatefulConnection<String, String> connection) {
         if (source.cluster == null) connection.addListener(listener);
         timeout = Deadline.millis(connection.getTimeout());
