@@ -23,6 +23,7 @@ import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
@@ -866,3 +867,22 @@ class LockTest {
         theirs.close();
     }
 }
+    /** Work that fails at once is not repeated at once. */
+    @Test
+    void an_election_does_not_take_errors_of_other_locks_for_its_own() throws Exception {
+        for (var other : List.of(new LockLostException("", "of another lock"), new ClosedException())) {
+            var begun = new ConcurrentLinkedQueue<Long>();
+            LeaderElection.Work work = hold -> {
+                begun.add(System.nanoTime());
+                throw other;
+            };
+            try (var election = LeaderElection.start(client.lock("k"), work)) {
+                await("it has led three times", () -> begun.size() > 2);
+            }
+            long first = begun.remove();
+            begun.remove();
+            long took = begun.remove() - first;
+            assertTrue(took > TimeUnit.MILLISECONDS.toNanos(1_900), other + ": three times in " + took + " ns");
+        }
+    }
+
