@@ -9,7 +9,6 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.function.Function;
-import org.slf4j.LoggerFactory;
 
 /**
  * A lock or semaphore that is acquired as a {@link Hold}. One object serves all threads.
@@ -106,24 +105,19 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     }
 
     /**
-     * Calls a function while it holds, and returns what that returns or throws. A loss does not hide
-     * the result; {@link RLockClient.Builder#onLost} tells of it.
+     * Calls a function while it holds, and returns what that returns.
      *
      * @param work the function
      * @param <T> the type of its result
      * @return its result
-     * @throws Exception what the function throws, or InterruptedException
+     * @throws RLockException.LockLostException if the function has returned, but the hold was lost before
+     * @throws Exception what the function throws, with a loss as a suppressed exception; or
+     *     InterruptedException
      */
     public <T> T callLocked(Callable<T> work) throws Exception {
         Hold hold = acquire();
-        try {
+        try (hold) {
             return work.call();
-        } finally {
-            try {
-                hold.close();
-            } catch (RLockException lost) {
-                LoggerFactory.getLogger(getClass()).warn("released too late: {}", lost.getMessage());
-            }
         }
     }
 
@@ -142,7 +136,7 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
 
     static Hold await(Acquisition request) throws InterruptedException {
         try {
-            return request.result.get();
+            return notLost(request.result.get());
         } catch (InterruptedException interrupted) {
             request.abandon();
             // Until this is done, the thread may seem to hold it.
@@ -151,6 +145,12 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
         } catch (ExecutionException failed) {
             throw RLockClient.here(failed);
         }
+    }
+
+    /** Throws, before the work begins, if the thread has slept and the hold was lost meanwhile. */
+    static Hold notLost(Hold hold) {
+        if (hold != null && !hold.isHeld()) hold.close();
+        return hold;
     }
 
     private static void giveBack(Hold hold) {

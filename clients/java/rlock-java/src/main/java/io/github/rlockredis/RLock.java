@@ -60,7 +60,7 @@ public final class RLock extends Lockable implements Lock {
         try {
             while (true) {
                 try {
-                    return request.get();
+                    return notLost(request.get());
                 } catch (InterruptedException later) {
                     interrupted = true;
                 } catch (ExecutionException failed) {

@@ -27,6 +27,7 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -565,15 +566,18 @@ class LockTest {
     }
 
     @Test
-    void the_work_decides_what_scopes_throw() throws Exception {
-        assertEquals("done", client.lock("k").callLocked(() -> {
+    void scopes_throw_the_error_of_the_work_or_else_the_loss() throws Exception {
+        assertEquals("done", client.lock("k").callLocked(() -> "done"));
+        assertThrows(LockLostException.class, () -> client.lock("k").callLocked(() -> {
             redis.del("k");
             return "done";
         }));
-        assertThrows(java.io.IOException.class, () -> client.lock("k").callLocked(() -> {
-            redis.del("k");
-            throw new java.io.IOException("of the work");
-        }));
+        var failed =
+                assertThrows(java.io.IOException.class, () -> client.lock("k").callLocked(() -> {
+                    redis.del("k");
+                    throw new java.io.IOException("of the work");
+                }));
+        assertEquals(LockLostException.class, failed.getSuppressed()[0].getClass());
         var failure = assertThrows(java.io.IOException.class, () -> {
             try (Hold hold = client.lock("k").acquire()) {
                 redis.del("k");
@@ -586,6 +590,38 @@ class LockTest {
                 redis.del("k");
             }
         });
+    }
+
+    @Test
+    void work_does_not_begin_with_a_hold_that_was_lost_meanwhile() throws Exception {
+        var slept = new AtomicReference<Thread>();
+        // To this thread it is a minute later, as if it had slept before it saw the grant.
+        var clock = new LockClock() {
+            @Override
+            public long nanoTime() {
+                long late = Thread.currentThread() == slept.get() ? TimeUnit.MINUTES.toNanos(1) : 0;
+                return System.nanoTime() + late;
+            }
+        };
+        try (var sleeper = RLockClient.builder(redisClient).clock(clock).build()) {
+            RLock lock = sleeper.lock("k");
+            for (Callable<?> locked : List.<Callable<?>>of(
+                    () -> lock.callLocked(() -> "begun"), () -> lock.tryLock(1, TimeUnit.MINUTES), () -> {
+                        lock.lock();
+                        return "begun";
+                    })) {
+                Hold hold = other.lock("k").acquire();
+                var work = new FutureTask<Object>(locked::call);
+                var thread = new Thread(work);
+                thread.start();
+                awaitWaiters("k", 1);
+                slept.set(thread);
+                hold.close();
+                var failed = assertThrows(ExecutionException.class, () -> work.get(10, TimeUnit.SECONDS));
+                assertEquals(LockLostException.class, failed.getCause().getClass());
+                assertNothingLeft("k");
+            }
+        }
     }
 
     @Test
@@ -841,6 +877,25 @@ class LockTest {
         assertNothingLeft("k");
     }
 
+    /** Work that fails at once is not repeated at once. */
+    @Test
+    void an_election_does_not_take_errors_of_other_locks_for_its_own() throws Exception {
+        for (var other : List.of(new LockLostException("", "of another lock"), new ClosedException())) {
+            var begun = new ConcurrentLinkedQueue<Long>();
+            LeaderElection.Work work = hold -> {
+                begun.add(System.nanoTime());
+                throw other;
+            };
+            try (var election = LeaderElection.start(client.lock("k"), work)) {
+                await("it has led three times", () -> begun.size() > 2);
+            }
+            long first = begun.remove();
+            begun.remove();
+            long took = begun.remove() - first;
+            assertTrue(took > TimeUnit.MILLISECONDS.toNanos(1_900), other + ": three times in " + took + " ns");
+        }
+    }
+
     @Test
     void keys_have_the_prefix() throws Exception {
         try (var prefixed = RLockClient.builder(redisClient).keyPrefix("app:").build()) {
@@ -867,22 +922,3 @@ class LockTest {
         theirs.close();
     }
 }
-    /** Work that fails at once is not repeated at once. */
-    @Test
-    void an_election_does_not_take_errors_of_other_locks_for_its_own() throws Exception {
-        for (var other : List.of(new LockLostException("", "of another lock"), new ClosedException())) {
-            var begun = new ConcurrentLinkedQueue<Long>();
-            LeaderElection.Work work = hold -> {
-                begun.add(System.nanoTime());
-                throw other;
-            };
-            try (var election = LeaderElection.start(client.lock("k"), work)) {
-                await("it has led three times", () -> begun.size() > 2);
-            }
-            long first = begun.remove();
-            begun.remove();
-            long took = begun.remove() - first;
-            assertTrue(took > TimeUnit.MILLISECONDS.toNanos(1_900), other + ": three times in " + took + " ns");
-        }
-    }
-
