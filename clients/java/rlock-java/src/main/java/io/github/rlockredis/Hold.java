@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
@@ -33,6 +34,8 @@ public final class Hold implements AutoCloseable {
     private static final Logger log = LoggerFactory.getLogger(Hold.class);
     private static final long LONGEST_SLEEP_MS = 1_000;
     private static final long NO_KEEP = -1;
+    // The owner does not hold the key, it has another type, or the semaphore was deleted.
+    private static final Set<String> LOST = Set.of("NOTOWNER", "WRONGTYPE", "NOSEMAPHORE");
 
     final Resource resource;
     final String owner;
@@ -345,12 +348,12 @@ public final class Hold implements AutoCloseable {
         long doubts = client.wire.doubts;
         var answered = new CompletableFuture<Void>();
         client.then(answered, (released, error) -> {
-            boolean lost = error instanceof LockLostException;
+            String code = error instanceof RLockException refused ? refused.code() : "";
+            boolean lost = LOST.contains(code);
             // Some keys may still be held: RELEASE of several frees none if one of them is lost or was acquired again.
             if (error != null && tokens.size() > 1) client.settle(resource, owner, 0, request, tokens, lease);
             if (!lost) {
-                boolean shared = error instanceof RLockException refused
-                        && refused.code().equals("STALE");
+                boolean shared = code.equals("STALE");
                 if (error != null && !shared) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
                 done.complete(null);
             } else if (doubts != client.wire.doubts) {

@@ -36,6 +36,7 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.Consumer;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
@@ -539,6 +540,56 @@ class LockTest {
         Hold hold = client.lock("k").acquire();
         redis.del("k");
         assertThrows(LockLostException.class, hold::close);
+    }
+
+    @Test
+    void every_release_tells_that_its_key_is_gone_or_of_another_type() throws Exception {
+        List<Runnable> changes = List.of(() -> redis.del("k"), () -> redis.set("k", "text"), () -> {
+            redis.del("k");
+            Probe.ask(redis, "RFAIRLOCK.ACQUIRE", "k", "another");
+        });
+        List<Consumer<Hold>> releases = List.of(Hold::close, hold -> hold.releaseAndKeep(Duration.ZERO), hold -> {
+            try {
+                hold.releaseAsync().join();
+            } catch (CompletionException failed) {
+                throw (RuntimeException) failed.getCause();
+            }
+        });
+        for (Runnable change : changes) {
+            for (var release : releases) {
+                for (Lockable lock : List.of(
+                        client.lock("k"),
+                        client.fairLock("k"),
+                        client.readWriteLock("k").readLock(),
+                        client.readWriteLock("k").writeLock(),
+                        client.multiLock("k", "l"),
+                        client.semaphore("k"))) {
+                    redis.flushall();
+                    if (lock instanceof RSemaphore semaphore) semaphore.init(2);
+                    Hold hold = lock.acquire();
+                    change.run();
+                    assertThrows(LockLostException.class, () -> release.accept(hold), () -> "of a " + lock.resource);
+                    await("the other key is free", () -> Probe.holders(redis, "l") == 0);
+                }
+            }
+        }
+        RLock lock = client.lock("u");
+        lock.lock();
+        redis.set("u", "text");
+        assertThrows(LockLostException.class, lock::unlock);
+    }
+
+    @Test
+    void permits_below_one_are_refused() {
+        var semaphore = client.semaphore("s");
+        for (int permits : new int[] {0, -1, Integer.MIN_VALUE}) {
+            for (Executable call :
+                    List.<Executable>of(() -> semaphore.init(permits), () -> semaphore.withPermits(permits))) {
+                String message =
+                        assertThrows(IllegalArgumentException.class, call).getMessage();
+                assertEquals("permits is " + permits + "; expected 1 or more", message);
+            }
+        }
     }
 
     @Test
