@@ -10,6 +10,9 @@ import java.util.concurrent.locks.Lock;
  * A lock that many processes share. As a {@link Lock} it is reentrant and held by the thread that
  * has acquired it, platform or virtual. One object serves all threads.
  *
+ * <p>A thread that serves several requests in turns, such as an event loop, is one owner, and its
+ * requests enter each other's locks. Use {@link #acquireAsync()} there.
+ *
  * <p>{@code unlock()} in a {@code finally} block throws if the hold was lost, and then hides what
  * the block has thrown. {@link #acquire()} in a try-with-resources statement and {@link
  * #callLocked} do not.

@@ -307,6 +307,16 @@ class LockTest {
     }
 
     @Test
+    void a_hold_outlives_its_thread_and_any_thread_releases_it() throws Exception {
+        Hold hold = inThread(() -> client.lock("k").acquire()).get(10, TimeUnit.SECONDS);
+        assertTrue(hold.isHeld());
+        assertEquals(Optional.empty(), client.lock("k").tryAcquire());
+        hold.close();
+        assertNothingLeft("k");
+        client.lock("k").tryAcquire().orElseThrow().close();
+    }
+
+    @Test
     void what_follows_a_release_may_block() throws Exception {
         Hold hold = client.lock("first").acquire();
         var next = hold.releaseAsync().thenApply(released -> client.lock("second")
