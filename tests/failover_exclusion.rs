@@ -51,6 +51,18 @@ fn lease_above_max_lease_is_refused_and_others_are_cut_to_it() {
 }
 
 #[test]
+fn lowered_longest_lease_counts_for_requests_that_wait() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.acquire("job a");
+    let mut waiter = server.waiter("RLOCK.ACQUIRE job b PX 60000 CLAIM 50000 BLOCK 0");
+    client.call("CONFIG SET rlock.max-lease-ms 1000");
+    client.call("RLOCK.RELEASE job a");
+    assert!(waiter.reply().int() > 0);
+    assert!((1..=1000).contains(&client.call("RLOCK.PTTL job").int()));
+}
+
+#[test]
 fn requests_after_a_restart_wait_in_order_until_the_quarantine_ends() {
     let mut server = Server::with(&with(&RESTART, &["appendonly yes", "appendfsync always"]));
     let mut client = server.client();

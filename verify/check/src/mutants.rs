@@ -47,7 +47,7 @@ const STATES: [&str; 2] = ["16000", "160000"];
 
 /// The steps of the proof in docs/guarantees.md that failovers leave one holder. Each has a mutant
 /// that breaks it.
-const LEMMAS: [&str; 4] = ["1", "2", "3", "4"];
+const LEMMAS: [&str; 7] = ["1", "2", "3", "4", "5", "6", "7"];
 
 /// The second run of clients takes this many times as long as the first.
 const RETRY_FACTOR: u32 = 4;

@@ -269,7 +269,7 @@ class FaultTest {
 
     @Test
     void a_quarantine_tells_how_long() throws Exception {
-        try (var young = new TestServer("--rlock.quarantine-ms", "60000")) {
+        try (var young = new TestServer("--rlock.max-lease-ms", "60000", "--rlock.exclusion", "restart")) {
             var youngClient = RedisClient.create(young.url());
             try (var locks = RLockClient.create(youngClient)) {
                 var error = assertThrows(

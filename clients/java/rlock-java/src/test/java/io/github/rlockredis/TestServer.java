@@ -63,8 +63,7 @@ public final class TestServer implements AutoCloseable {
 
     /** One server with the settings of "Failover without two holders" in docs/operations/failover.md, when it grants. */
     public static TestServer withoutTwoHolders() throws Exception {
-        var server = new TestServer(
-                "--rlock.max-lease-ms", "5000", "--rlock.quarantine-after", "restart", "--rlock.quarantine-ms", "6000");
+        var server = new TestServer("--rlock.max-lease-ms", "5000", "--rlock.exclusion", "restart");
         var client = RedisClient.create(server.url());
         try (var connection = client.connect()) {
             await(
