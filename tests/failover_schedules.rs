@@ -240,6 +240,21 @@ fn replica_that_visits_the_old_master_within_the_lag() {
 }
 
 #[test]
+fn replica_that_followed_the_promoted_server_before_is_no_vote_at_once() {
+    let three = Three::on(None, LAG * 3);
+    let (Three { a, p, c }, beliefs) = (&three, Beliefs::default());
+    follow(c, p);
+    c.catch_up_with(p);
+    let at_a = Worker::start(a, 'a', &beliefs);
+    eventually(SOON, || beliefs.believes('a'));
+    three.promote();
+    let at_p = Worker::start(p, 'p', &beliefs);
+    eventually(SOON, || beliefs.believes('p'));
+    drop((at_p, at_a));
+    beliefs.assert_exclusive();
+}
+
+#[test]
 fn lag_that_is_lowered_on_all_servers_before_a_failover() {
     const LONG_LAG: Duration = Duration::from_secs(12);
     let three = Three::on(None, LONG_LAG);

@@ -55,7 +55,7 @@ impl Exclusion {
         Self {
             settings: InForce::new(settings),
             terms: settings.terms(),
-            right: RightToGrant::new(0),
+            right: RightToGrant::new(),
             quarantine_until_us: 0,
             paused_since_us: None,
             has_started: false,
@@ -130,7 +130,7 @@ impl Exclusion {
     }
 
     fn begin_term(&mut self, now_us: u64) {
-        self.right = RightToGrant::new(now_us);
+        self.right = RightToGrant::new();
         self.count(now_us);
     }
 

@@ -4,7 +4,7 @@
 //! counts the vote of a replica
 //!
 //! - from G after the connection of the replica came online, and not before G after the master
-//!   became one,
+//!   became one, since it knows no votes then,
 //! - for as long as the replica has acknowledged bytes that the master wrote less than G ago.
 //!
 //! A replica leaves one master before it connects to the next, and acknowledges nothing that is
@@ -55,8 +55,6 @@ pub(crate) struct Vote {
 #[cfg_attr(test, derive(Clone))]
 #[derive(Debug)]
 pub struct RightToGrant {
-    /// When this server became a master.
-    pub(crate) term_since_us: u64,
     /// The replicas by address.
     pub(crate) votes: BTreeMap<Box<str>, Vote>,
     /// Offsets of the stream, each with the last clock reading at which nothing beyond it was
@@ -78,9 +76,8 @@ const MAX_NOTED: usize = 4096;
 
 impl RightToGrant {
     /// The right of a server that no replica has followed yet.
-    pub(crate) const fn new(term_since_us: u64) -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
-            term_since_us,
             votes: BTreeMap::new(),
             noted: BTreeMap::new(),
             has_begun: false,
@@ -153,7 +150,7 @@ impl RightToGrant {
     /// acknowledge again whose votes counted before: over the same connections, so they followed no
     /// other master meanwhile. Otherwise it begins anew.
     pub(crate) fn count(&mut self, terms: &Terms, now_us: u64) -> bool {
-        let counts_from_us = |vote: &Vote| vote.since_us.max(self.term_since_us).saturating_add(terms.longest_lag_us);
+        let counts_from_us = |vote: &Vote| vote.since_us.saturating_add(terms.longest_lag_us);
         let ends_us = |vote: &Vote| vote.written_us.map_or(0, |at_us| at_us.saturating_add(terms.shortest_lag_us));
         let fresh: Vec<&Vote> = self.votes.values().filter(|vote| now_us < ends_us(vote)).collect();
         let counting = |from_us: u64| fresh.iter().filter(move |vote| counts_from_us(vote) <= from_us);
@@ -203,7 +200,7 @@ mod tests {
 
     /// A right of three replicas that came online at 100.
     fn counting() -> RightToGrant {
-        let mut right = RightToGrant::new(0);
+        let mut right = RightToGrant::new();
         assert_eq!(follow(&mut right, 100, 120, 3), Some(110), "the connections are old enough");
         assert_eq!((right.following(), right.acknowledging()), (3, 3));
         assert!(right.lasts_at(127) && !right.lasts_at(128), "the last acknowledged bytes were written after 118");
@@ -224,13 +221,6 @@ mod tests {
     }
 
     #[test]
-    fn votes_count_after_the_lag_since_the_promotion() {
-        let mut right = RightToGrant::new(100);
-        right.on_replicas(&replication(0, &[0, 0]).replicas, true, 50);
-        assert_eq!(follow(&mut right, 90, 120, 2), Some(110));
-    }
-
-    #[test]
     fn a_right_that_lapsed_goes_on_if_the_connections_stayed() {
         let mut right = counting();
         assert!(!tick(&mut right, 500, &[119; 3]) && !right.lasts_at(500), "the master was stopped");
@@ -247,7 +237,7 @@ mod tests {
     fn acknowledgements_beyond_the_offset_and_second_connections_do_not_count() {
         let mut right = counting();
         assert!(!tick(&mut right, 130, &[131; 3]) && !right.lasts_at(130));
-        let mut right = RightToGrant::new(0);
+        let mut right = RightToGrant::new();
         for now in 100..130 {
             let mut twice = replication(now, &[now, now]);
             twice.replicas.iter_mut().for_each(|(address, _)| *address = "same".into());
@@ -268,7 +258,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "thousands of offsets")]
     fn more_offsets_than_are_kept_make_the_right_end_earlier() {
-        let mut right = RightToGrant::new(0);
+        let mut right = RightToGrant::new();
         for now in 1..=MAX_NOTED as u64 + 10 {
             tick(&mut right, now, &[0, 0]);
         }

@@ -68,7 +68,6 @@ impl World<'_> {
         seen.word(right.until_us.saturating_sub(now_us));
         // A right that lapsed goes on if the connections are older than the lapse.
         let lapsed_us = right.until_us.min(now_us).saturating_sub(terms.longest_lag_us);
-        seen.word(age(right.term_since_us));
         let oldest_us = now_us.saturating_sub(terms.longest_lag_us);
         let notes: Vec<(u64, u64)> = right.noted.iter().map(|(offset, at_us)| (*offset, *at_us)).collect();
         let notes: Vec<(u64, u64)> = notes.into_iter().filter(|(_, at_us)| *at_us >= oldest_us).collect();

@@ -132,7 +132,6 @@ impl World<'_> {
         match fault {
             Fault::NoQuarantine => exclusion.quarantine_until_us = 0,
             Fault::CountsAtOnce => {
-                exclusion.right.term_since_us = 0;
                 exclusion.right.votes.values_mut().for_each(|vote| vote.since_us = 0);
             }
             _ => {}
