@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use crate::acl::rules_of;
 use crate::commands::{Desk, Running, hear_signals, text, wait_for_end_of, wait_for_holder, wait_for_waiters};
