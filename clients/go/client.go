@@ -220,6 +220,7 @@ type reply struct {
 // waiting for a server that does not answer. The channel is closed when go-redis has finished.
 func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([]reply, <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel() // Not before the select: an answer must not look like one that is late.
 	pipe := c.rdb.Pipeline()
 	commands, replies, done := make([]command, len(all)), make([]reply, len(all)), make(chan struct{})
 	for i, args := range all {
@@ -228,7 +229,6 @@ func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([
 		replies[i] = reply{sent: c.now()}
 	}
 	go func() {
-		defer cancel()
 		_, _ = pipe.Exec(ctx)
 		close(done)
 	}()

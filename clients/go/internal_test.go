@@ -2,6 +2,8 @@ package rlock
 
 import (
 	"context"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -73,6 +75,33 @@ func TestSubscriptionHearsOnlyItsOwnLink(t *testing.T) {
 			t.Fatalf("%s of node %s: ready %t, gone %t", step.kind, step.link.address, isClosed(s.ready), isClosed(s.gone))
 		}
 	}
+}
+
+// instant answers commands before the caller looks for the answer.
+type instant struct{}
+
+func (instant) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (instant) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (instant) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { return nil }
+}
+
+func TestAnsweredCommandIsNotLost(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(50)) // The system suspends some of so many.
+	c := New(redis.NewClient(&redis.Options{}))
+	c.rdb.AddHook(instant{})
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			for range 2000 {
+				if replies, _ := c.send(context.Background(), time.Minute, []any{"ECHO", "k"}); replies[0].err != nil {
+					t.Error(replies[0].err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // stalledCluster answers nothing, as go-redis does while no node answers, whatever the context says.
