@@ -161,7 +161,7 @@ type attempt struct {
 // grant is settled.
 func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 	c, key := a.c, a.r.keys[0]
-	c.capLease(ctx, a.r)
+	c.capLease(ctx, a.r, false)
 	a.id = nextID()
 	var pause backoff
 	var last error
@@ -177,8 +177,8 @@ func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 		case err != nil:
 			e := classify(key, err)
 			if lease := a.r.lease; strings.Contains(err.Error(), "rlock.max-lease-ms") {
-				c.maxLease.Store(0) // It was lowered since the client has read it.
-				if c.capLease(ctx, a.r); a.r.lease < lease {
+				// It was lowered since the client has read it.
+				if c.capLease(ctx, a.r, true); a.r.lease < lease {
 					continue
 				}
 			}

@@ -166,9 +166,17 @@ func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, i
 	return integer(replies[0].value) == 1, nil
 }
 
-// capLease applies the longest lease that the server allows, if it tells one.
-func (c *Client) capLease(ctx context.Context, r *request) {
-	if c.maxLease.Load() == 0 {
+// longest is the longest lease that the server allows, as far as the client knows.
+func (c *Client) longest() time.Duration {
+	if longest := c.maxLease.Load(); longest > 0 {
+		return time.Duration(longest) * time.Millisecond
+	}
+	return math.MaxInt64
+}
+
+// capLease applies the longest lease that the server allows, if it tells one. It asks once, or again.
+func (c *Client) capLease(ctx context.Context, r *request, again bool) {
+	if again || c.maxLease.Load() == 0 {
 		replies, _ := c.send(ctx, c.timeout, []any{"INFO", "rlock"})
 		longest := int64(math.MaxInt64 / time.Millisecond)
 		_, rest, _ := strings.Cut(fmt.Sprint(replies[0].value), "rlock_max_lease_ms:")
@@ -176,9 +184,7 @@ func (c *Client) capLease(ctx context.Context, r *request) {
 			c.maxLease.Store(longest)
 		}
 	}
-	if longest := c.maxLease.Load(); longest > 0 {
-		r.lease = min(r.lease, time.Duration(longest)*time.Millisecond)
-	}
+	r.lease = min(r.lease, c.longest())
 }
 
 // settle takes back what a request may have been granted or may still wait for. It goes on in the

@@ -143,7 +143,8 @@ type grant struct {
 
 	mu       sync.Mutex
 	over     error         // Why the belief has ended.
-	deadline time.Duration // On the client's clock, as renewAt.
+	sent     time.Duration // The request whose answer counts, on the client's clock, as the next two.
+	deadline time.Duration
 	renewAt  time.Duration
 	closed   uint32 // The connections that the pool had closed at the last renewal.
 	pause    backoff
@@ -158,18 +159,20 @@ func newGrant(c *Client, r *request, tokens []int64, answer reply, left int64) *
 	if r.session >= 0 {
 		g.closed = c.closedConnections()
 	}
-	g.extend(answer, left)
+	g.follow(answer, left)
 	return g
 }
 
-// extend sets the deadline, which allows for a clock that is slower than the server's.
-func (g *grant) extend(answer reply, left int64) {
-	valid := g.r.effective()
+// follow sets the deadline, also to an earlier one: the server may have less time left for the hold than
+// before. It allows for a clock that is slower than the server's.
+func (g *grant) follow(answer reply, left int64) {
+	valid := min(g.r.effective(), g.c.longest())
 	if left >= 0 {
 		valid = min(valid, time.Duration(left)*time.Millisecond)
 	}
+	g.sent = answer.sent
 	g.renewAt = answer.sent + valid/3
-	g.deadline = max(g.deadline, answer.sent+valid-valid/100-2*time.Millisecond)
+	g.deadline = answer.sent + valid - valid/100 - 2*time.Millisecond
 }
 
 // begin begins to watch and renew the grant. The caller is counted in c.work.
@@ -248,12 +251,12 @@ func (g *grant) renewed(answer reply) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case g.over != nil || now >= g.deadline:
-		return // Too late to prolong anything.
+	case g.over != nil || now >= g.deadline || answer.sent < g.sent:
+		return // Too late to change anything.
 	case answer.err != nil:
 		g.renewAt = now + g.pause.next()
 	default:
-		g.extend(answer, integer(answer.value))
+		g.follow(answer, integer(answer.value))
 		g.pause = backoff{}
 	}
 	g.arm(now)

@@ -52,6 +52,19 @@ func TestCombinedClockFollowsTheFasterClock(t *testing.T) {
 	}
 }
 
+func TestAnswerToAnEarlierRenewalIsIgnored(t *testing.T) {
+	c := New(redis.NewClient(&redis.Options{}), WithClock(func() time.Duration { return 0 }))
+	r, _ := c.newRequest(mutex, []string{"k"}, 0, nil)
+	g := newGrant(c, r, []int64{1}, reply{}, -1)
+	g.begin()
+	defer g.timer.Stop()
+	g.renewed(reply{value: int64(20_000), sent: 2 * time.Second})
+	g.renewed(reply{value: int64(30_000), sent: time.Second})
+	if left := g.remaining(); left != 22*time.Second-202*time.Millisecond {
+		t.Error(left)
+	}
+}
+
 func TestSubscriptionHearsOnlyItsOwnLink(t *testing.T) {
 	f := newFeed(&Client{})
 	old := &link{address: "a"}

@@ -408,6 +408,27 @@ func TestLeaseFollowsTheLongestThatTheServerAllows(t *testing.T) {
 	held(t, short)
 }
 
+func TestBeliefFollowsTheLastAnswerAlsoDownwards(t *testing.T) {
+	b := newBench(t)
+	var passed atomic.Int64
+	c := b.client(b.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	follows := func(hold *rlock.Hold, limit time.Duration) {
+		t.Helper()
+		passed.Add(int64(11 * time.Second)) // The renewal is due.
+		testserver.Eventually(t, func() bool { return hold.Remaining() <= limit })
+		held(t, hold)
+	}
+	expires := must(c.Lock(ctx, "expires"))(t)
+	b.do("PEXPIRE", "expires", "5000")
+	follows(expires, 5*time.Second)
+
+	// The server leaves a lease that it has granted as it is, but grants no such lease again.
+	limited := must(c.Lock(ctx, "limited"))(t)
+	b.do("CONFIG", "SET", "rlock.max-lease-ms", "4000")
+	must(c.Lock(ctx, "another"))(t)
+	follows(limited, 4*time.Second)
+}
+
 func TestLossIsToldBeforeTheLeaseEndsWhileTheServerStalls(t *testing.T) {
 	b := newBench(t)
 	proxy := testserver.StartProxy(t, b.Addr)
