@@ -187,7 +187,7 @@ export class Holding {
     const timeout = Math.min(this.#period, core.commandTimeout, this.#left())
     try {
       const left = integer(await core.send(firstKey(request), command, timeout)) ?? lease
-      const span = Math.min(left, lease, this.#span)
+      const span = Math.min(left, lease, this.#span, core.longestLease ?? Infinity)
       // An answer that arrives after the deadline prolongs nothing.
       if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(span)]
       // The server shortens the lease if it allows less by now.

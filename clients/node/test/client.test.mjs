@@ -49,6 +49,34 @@ test('the lease is capped to the longest one of the server', async () => {
   assert.equal(driver.sent.filter((name) => name === 'INFO').length, 1)
 })
 
+test('a belief follows the last answer, also downwards', async (t) => {
+  const clock = new TestClock()
+  let left = 5000
+  let info = ''
+  const driver = stub(([name, key]) => {
+    if (key === 'long' && info === '') {
+      info = 'rlock_max_lease_ms:4000\r\n'
+      throw new Error('ERR the lease of 30000 ms is longer than rlock.max-lease-ms, which is 4000 ms')
+    }
+    return name === 'RLOCK.RENEW' ? left : 7
+  })
+  const { send } = driver
+  driver.send = async (key, words) => (words[0] === 'INFO' ? info : await send(key, words))
+  const rlock = new RLockClient(driver, { clock })
+  t.after(() => rlock.close())
+  const follows = async (key, limit) => {
+    const hold = await rlock.lock(key).acquire()
+    await rlock.lock(key === 'limited' ? 'long' : 'short').acquire()
+    clock.ahead += 11_000 // The renewal is due.
+    await until(() => hold.remaining <= limit, `the answer to ${key}`, 3000)
+    assert.ok(hold.held)
+  }
+  await follows('expires', 5000)
+  // The server leaves a lease that it has granted as it is, but grants no such lease again.
+  left = 29_000
+  await follows('limited', 4000)
+})
+
 test('a named owner acquires again after the RELEASE of its lost hold has ended', async () => {
   const clock = new TestClock()
   let answer
