@@ -1,6 +1,7 @@
 package rlock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -151,10 +152,13 @@ func (c *Client) LockMany(ctx context.Context, keys []string, options ...Option)
 	return c.acquire(ctx, many, keys, 0, options)
 }
 
-// InitSemaphore makes a semaphore, and reports whether there was none before. The server deletes it
-// when it has not been used for the time idle; with 0 it stays. A semaphore that is there already
-// keeps its permits, and an idle time above 0 replaces its own.
+// InitSemaphore makes a semaphore of 1 permit or more, and reports whether there was none before. The
+// server deletes it when it has not been used for the time idle, up to 365 days; with 0 it stays. A
+// semaphore that is there already keeps its permits, and an idle time above 0 replaces its own.
 func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, idle time.Duration) (bool, error) {
+	if err := cmp.Or(checkPermits(permits), checked("idle", idle, 0)); err != nil {
+		return false, err
+	}
 	args := []any{"RSEMAPHORE.INIT", c.prefix + key, permits}
 	if idle > 0 {
 		args = append(args, "IDLE", max(1, idle.Milliseconds()))
@@ -166,8 +170,8 @@ func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, i
 	return integer(replies[0].value) == 1, nil
 }
 
-// longest is the longest lease that the server allows, as far as the client knows.
-func (c *Client) longest() time.Duration {
+// longestLease is the longest lease that the server allows, as far as the client knows.
+func (c *Client) longestLease() time.Duration {
 	if longest := c.maxLease.Load(); longest > 0 {
 		return time.Duration(longest) * time.Millisecond
 	}
@@ -184,7 +188,7 @@ func (c *Client) capLease(ctx context.Context, r *request, again bool) {
 			c.maxLease.Store(longest)
 		}
 	}
-	r.lease = min(r.lease, c.longest())
+	r.lease = min(r.lease, c.longestLease())
 }
 
 // settle takes back what a request may have been granted or may still wait for. It goes on in the

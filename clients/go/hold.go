@@ -66,13 +66,17 @@ func (h *Hold) lost() bool { return !h.released.Load() && h.grant.remaining() ==
 // one gives the lock back. Releasing a hold again does nothing.
 func (h *Hold) Release(ctx context.Context) error { return h.release(ctx, -1) }
 
-// ReleaseAndKeep ends the hold and keeps the lock closed to all owners for the given time, so that a
-// job runs at most once in that time. It is for mutexes and fair locks, and for an owner's only hold.
+// ReleaseAndKeep ends the hold and keeps the lock closed to all owners for the given time, up to 365
+// days, so that a job runs at most once in that time. With 0 it is [Hold.Release]. It is for mutexes and
+// fair locks, and for an owner's only hold.
 func (h *Hold) ReleaseAndKeep(ctx context.Context, d time.Duration) error {
 	if k := h.grant.r.kind; k != mutex && k != fair {
 		return errShared
 	}
-	return h.release(ctx, max(0, d))
+	if err := checked("the time to keep the lock", d, 0); err != nil {
+		return err
+	}
+	return h.release(ctx, d)
 }
 
 // Run calls work with the context of the hold, and releases the hold afterwards, also if work panics.
@@ -166,7 +170,7 @@ func newGrant(c *Client, r *request, tokens []int64, answer reply, left int64) *
 // follow sets the deadline, also to an earlier one: the server may have less time left for the hold than
 // before. It allows for a clock that is slower than the server's.
 func (g *grant) follow(answer reply, left int64) {
-	valid := min(g.r.effective(), g.c.longest())
+	valid := min(g.r.effective(), g.c.longestLease())
 	if left >= 0 {
 		valid = min(valid, time.Duration(left)*time.Millisecond)
 	}

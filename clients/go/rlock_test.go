@@ -218,16 +218,80 @@ func TestSemaphoreIsInitialisedOnce(t *testing.T) {
 	}
 }
 
-func TestInvalidOptionsAreMisuse(t *testing.T) {
+// year is the longest time that the server counts.
+const year = 365 * 24 * time.Hour
+
+func TestDurationsOutOfRangeAreMisuse(t *testing.T) {
 	b := newBench(t)
-	for _, option := range []rlock.Option{rlock.WithLease(0), rlock.WithGrace(0), rlock.WithSession(0)} {
+	misuse := func(err error, name string, value any) {
+		t.Helper()
 		var asked *rlock.Error
-		if _, err := b.Lock(ctx, "k", option); err == nil || errors.As(err, &asked) {
-			t.Fatal(err)
+		if err == nil || errors.As(err, &asked) || !strings.HasPrefix(err.Error(), fmt.Sprintf("rlock: %s is %v; expected ", name, value)) {
+			t.Errorf("%s of %v: %v", name, value, err)
 		}
 	}
-	if _, err := b.LockMany(ctx, nil); err == nil {
-		t.Fatal("no keys are accepted")
+	outside := []time.Duration{math.MinInt64, -time.Second, -1, year + 1, math.MaxInt64}
+	for _, d := range append(outside, 0, 1, 10*time.Millisecond-1) {
+		_, err := b.TryLock(ctx, "k", rlock.WithLease(d))
+		misuse(err, "WithLease", d)
+		_, err = b.TryLock(ctx, "k", rlock.WithFixedLease(d))
+		misuse(err, "WithFixedLease", d)
+		_, err = b.TryLock(ctx, "k", rlock.WithSession(d))
+		misuse(err, "WithSession", d)
+	}
+	hold := must(b.Lock(ctx, "held"))(t)
+	for _, d := range outside {
+		_, err := b.FairLock(ctx, "f", rlock.WithGrace(d))
+		misuse(err, "WithGrace", d)
+		_, err = b.InitSemaphore(ctx, "s", 1, d)
+		misuse(err, "idle", d)
+		misuse(hold.ReleaseAndKeep(ctx, d), "the time to keep the lock", d)
+		held(t, hold)
+	}
+	for _, permits := range []int64{math.MinInt64, -1, 0} {
+		_, err := b.InitSemaphore(ctx, "s", permits, 0)
+		misuse(err, "permits", permits)
+		_, err = b.Acquire(ctx, "s", permits)
+		misuse(err, "permits", permits)
+	}
+	if keys := b.do("DBSIZE").(int64); keys != 1 {
+		t.Errorf("%d keys", keys)
+	}
+}
+
+func TestShortestAndLongestDurationsReachTheServer(t *testing.T) {
+	b := newBench(t)
+	for _, d := range []time.Duration{10 * time.Millisecond, year} {
+		hold := must(b.FairLock(ctx, "k", rlock.WithLease(d), rlock.WithSession(d), rlock.WithGrace(d)))(t)
+		if err := hold.Release(ctx); d == year && err != nil {
+			t.Fatal(err)
+		}
+		b.free("k")
+	}
+	hold := must(b.Lock(ctx, "k", rlock.WithFixedLease(20*time.Second+time.Millisecond/2)))(t)
+	if left := hold.Remaining(); left > 20*time.Second-202*time.Millisecond {
+		t.Errorf("%v: the server counts whole milliseconds", left)
+	}
+	if err := hold.ReleaseAndKeep(ctx, year); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.TryLock(ctx, "k")
+	wants(t, err, rlock.ErrNotAcquired)
+	if err := must(b.Lock(ctx, "other"))(t).ReleaseAndKeep(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	must(b.TryLock(ctx, "other"))(t)
+	must(b.InitSemaphore(ctx, "s", 1, year))(t)
+}
+
+func TestInvalidRequestsAreMisuse(t *testing.T) {
+	b := newBench(t)
+	var asked *rlock.Error
+	if _, err := b.Lock(ctx, "k", rlock.WithGrace(0)); err == nil || errors.As(err, &asked) {
+		t.Fatal(err)
+	}
+	if _, err := b.LockMany(ctx, nil); err == nil || errors.As(err, &asked) {
+		t.Fatal(err)
 	}
 }
 
@@ -687,13 +751,21 @@ func TestContextDeadlineIsATimeout(t *testing.T) {
 	b.waiting("k", 0)
 }
 
-func TestLongestTimeoutWaits(t *testing.T) {
+func TestTimeoutsOfAnyLength(t *testing.T) {
 	b := newBench(t)
 	hold := must(b.Lock(ctx, "k"))(t)
-	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", rlock.WithTimeout(math.MaxInt64)) })
-	b.waiting("k", 1)
-	_ = hold.Release(ctx)
-	must(waiting(t))(t)
+	for _, timeout := range []time.Duration{math.MinInt64, -1, 0} {
+		_, err := b.Lock(ctx, "k", rlock.WithTimeout(timeout))
+		wants(t, err, rlock.ErrNotAcquired)
+	}
+	_, err := b.Lock(ctx, "k", rlock.WithTimeout(1))
+	wants(t, err, rlock.ErrTimeout)
+	for _, timeout := range []time.Duration{year, year + 1, math.MaxInt64} {
+		waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", rlock.WithTimeout(timeout)) })
+		b.waiting("k", 1)
+		_ = hold.Release(ctx)
+		hold = must(waiting(t))(t)
+	}
 }
 
 func TestHoldEndsWithTheCallersContext(t *testing.T) {
