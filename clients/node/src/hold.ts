@@ -252,13 +252,13 @@ export class Hold implements AsyncDisposable {
 
   /**
    * Ends the hold and keeps the lock closed for `ms` milliseconds, for work that must happen at most once per
-   * period. Only of mutexes and fair locks, and not while the owner holds several times. Resolves as
+   * period; 0 is a {@link release}. Only of mutexes and fair locks, and not while the owner holds several times. Resolves as
    * {@link release} does.
    *
-   * @throws TypeError for other locks, RangeError unless `ms` is a whole number above 0
+   * @throws TypeError for other locks, RangeError unless `ms` is a whole number, at most 365 days
    */
   async releaseAndKeep(ms: number): Promise<boolean> {
-    checkMs('ms', ms, 1)
+    checkMs('ms', ms, 0)
     const { family, many } = this.holding.request
     if (many || (family !== 'RLOCK' && family !== 'RFAIRLOCK')) {
       throw new TypeError('only a mutex or a fair lock can be kept closed')

@@ -49,6 +49,45 @@ test('the lease is capped to the longest one of the server', async () => {
   assert.equal(driver.sent.filter((name) => name === 'INFO').length, 1)
 })
 
+test('a duration out of range is a RangeError that names it, and asks the server nothing', async (t) => {
+  const YEAR = 31_536_000_000
+  const driver = stub(() => 7)
+  const rlock = new RLockClient(driver)
+  t.after(() => rlock.close())
+  const refuses = (name, value, call) =>
+    assert.rejects(
+      async () => call(),
+      (error) => error instanceof RangeError && error.message.startsWith(`${name} is ${value}; expected whole `),
+      `${name} ${value}`,
+    )
+  const outside = [NaN, -Infinity, -Number.MAX_VALUE, -1, 0.4, null, '100']
+  for (const ms of [...outside, YEAR + 1, Number.MAX_VALUE, Infinity]) {
+    for (const name of ['lease', 'fixedLease', 'session', 'grace']) {
+      await refuses(name, ms, () => rlock.fairLock('k').acquire({ [name]: ms }))
+      if (name !== 'grace') await refuses(name, 9, () => rlock.lock('k', { [name]: 9 }).tryAcquire())
+    }
+    for (const name of ['lease', 'commandTimeout']) {
+      await refuses(name, ms, () => new RLockClient(stub(), { [name]: ms }))
+      await refuses(name, 0, () => new RLockClient(stub(), { [name]: 0 }))
+    }
+    await refuses('idle', ms, () => rlock.semaphore('s').init(1, { idle: ms }))
+    await refuses('permits', ms, () => rlock.semaphore('s').init(ms))
+    await refuses('permits', ms, () => rlock.semaphore('s', { permits: ms }).acquire())
+  }
+  await refuses('permits', 0, () => rlock.semaphore('s').init(0))
+  await refuses('permits', 0, () => rlock.semaphore('s').acquire({ permits: 0 }))
+  for (const ms of outside) await refuses('timeout', ms, () => rlock.lock('k').acquire({ timeout: ms }))
+  assert.deepEqual(driver.sent, [])
+
+  const hold = await rlock.lock('k', { lease: YEAR, session: YEAR }).acquire({ timeout: YEAR })
+  for (const ms of [...outside, YEAR + 1, Infinity]) await refuses('ms', ms, () => hold.releaseAndKeep(ms))
+  assert.ok(hold.held)
+  assert.equal(await hold.releaseAndKeep(YEAR), true)
+  for (const timeout of [YEAR + 1, Number.MAX_VALUE, Infinity]) {
+    assert.equal(await (await rlock.lock('k', { lease: 10 }).acquire({ timeout })).releaseAndKeep(0), true)
+  }
+})
+
 test('a belief follows the last answer, also downwards', async (t) => {
   const clock = new TestClock()
   let left = 5000
