@@ -313,7 +313,7 @@ func (g *grant) surrender(id int64, left, keep time.Duration) error {
 		return nil
 	case word == "NOTOWNER" && repeated: // An earlier attempt released it.
 		return nil
-	case word == "NOTOWNER":
+	case word == "NOTOWNER" || word == "WRONGTYPE": // Somebody has ended it, or overwritten the key.
 		return &Error{Reason: ErrLost, Key: key, Code: word, Err: answer.err}
 	}
 	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", answer.err)

@@ -118,11 +118,12 @@ export class Holding {
         failure = translate(error)
         // A newer request of this owner has the hold.
         if (failure.code === 'STALE') return true
-        if (failure.code === 'NOTOWNER') {
+        // Somebody has ended it, or overwritten the key.
+        if (failure.code === 'NOTOWNER' || failure.code === 'WRONGTYPE') {
           // ioredis repeats by itself what a lost connection has not answered.
           if ((repeated || core.losses !== losses) && this.#left() > 0) return true
           this.lost ??= new LockLost(failure.message, failure.code)
-          // MRELEASE releases no key if one of them is not held.
+          // MRELEASE releases no key if it cannot release one of them.
           const one = (token: number, n: number) => {
             const key = request.keys[n] ?? ''
             return core.send(key, ['RLOCK.RELEASE', key, request.owner, 'REQ', id, 'TOKEN', String(token)])

@@ -6,6 +6,8 @@ import { Closed, LockLost, LockTimeout, ModuleMissing, Refused } from '../dist/e
 import { drivers } from './drivers.mjs'
 import { RLockClient, sleep, startServer, TestClock, until } from './support.mjs'
 
+const asyncDispose = Symbol.asyncDispose ?? Symbol.for('Symbol.asyncDispose')
+
 let server
 before(async () => (server = await startServer()))
 after(() => server.stop())
@@ -94,6 +96,21 @@ for (const driver of drivers) {
         for (const key of hold.keys) await isFree(key)
         assert.equal(await hold.release(), false)
       }
+    })
+
+    test('the release of a key that was overwritten reports the loss', async () => {
+      await rlock.semaphore('over').init(1)
+      const locks = [rlock.semaphore('over')]
+      for (const make of ['lock', 'fairLock', 'readLock', 'writeLock']) locks.push(rlock[make]('over'))
+      locks.push(rlock.multiLock(['first', 'over']))
+      for (const lock of locks) {
+        const hold = await lock.acquire({ timeout: 5000 })
+        await redis('SET', 'over', 'text')
+        assert.equal(await hold[asyncDispose]().catch((error) => error.code), 'WRONGTYPE')
+        assert.equal(await hold.release(), false)
+        await redis('DEL', 'over')
+      }
+      await isFree('first')
     })
 
     test('a semaphore takes and gives back several permits; without init it is refused', async () => {
@@ -202,13 +219,12 @@ for (const driver of drivers) {
     })
 
     test('the scope of a hold that was lost ends with LockLost, otherwise quietly', async () => {
-      const dispose = Symbol.asyncDispose ?? Symbol.for('Symbol.asyncDispose')
       const fine = await rlock.lock('d').acquire()
-      await fine[dispose]()
+      await fine[asyncDispose]()
       await isFree('d')
       const lost = await rlock.lock('d').acquire()
       await redis('RLOCK.FORCERELEASE', 'd')
-      await assert.rejects(lost[dispose](), LockLost)
+      await assert.rejects(lost[asyncDispose](), LockLost)
     })
 
     test('releaseAndKeep keeps the lock closed, of mutexes and fair locks only', async () => {
