@@ -229,7 +229,7 @@ type reply struct {
 // send sends commands together, and returns when ctx or the time is over, also if go-redis goes on
 // waiting for a server that does not answer. The channel is closed when go-redis has finished.
 func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([]reply, <-chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errSilent)
 	defer cancel() // Not before the select: an answer must not look like one that is late.
 	pipe := c.rdb.Pipeline()
 	commands, replies, done := make([]command, len(all)), make([]reply, len(all)), make(chan struct{})
@@ -249,7 +249,7 @@ func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([
 		}
 	case <-ctx.Done(): // The commands belong to go-redis still.
 		for i := range replies {
-			replies[i].err = ctx.Err()
+			replies[i].err = context.Cause(ctx)
 		}
 	}
 	return replies, done

@@ -16,7 +16,8 @@ func WithPrefix(prefix string) ClientOption {
 	return func(c *Client) { c.prefix = prefix }
 }
 
-// WithLogger logs releases that did not reach the server. The default is [slog.Default].
+// WithLogger logs waits that meet an outage of the server, and releases that did not reach it. The default
+// is [slog.Default].
 func WithLogger(logger *slog.Logger) ClientOption {
 	return func(c *Client) { c.log = logger }
 }

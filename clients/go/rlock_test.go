@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"math"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -702,20 +705,119 @@ func TestWaitSurvivesLostConnections(t *testing.T) {
 	must(waiting(t))(t)
 }
 
-func TestWaitEndsInTimeWithoutServer(t *testing.T) {
-	b := newBench(t)
-	proxy := testserver.StartProxy(t, b.Addr)
-	c := b.client(proxy.Addr)
-	must(c.Lock(ctx, "warm"))(t)
-	proxy.Stall(true)
-	began := time.Now()
-	_, err := c.Lock(ctx, "k", rlock.WithTimeout(500*time.Millisecond))
-	wants(t, err, rlock.ErrTimeout)
-	if took := time.Since(began); took > 1500*time.Millisecond {
-		t.Fatal(took)
+func TestWaitThatEndsInAnOutageCarriesItsCause(t *testing.T) {
+	const timeout = 2 * time.Second
+	outages := map[string]struct {
+		begin   func(b *bench, proxy *testserver.Proxy)
+		waits   bool // The request waits on the server when the outage begins.
+		warns   bool
+		code    string
+		isCause func(error) bool
+	}{
+		"killed": {
+			begin: func(b *bench, _ *testserver.Proxy) { _ = b.Process.Kill() }, warns: true,
+			isCause: func(err error) bool { return errors.Is(err, io.EOF) || errors.As(err, new(*net.OpError)) },
+		},
+		"stalled":           {begin: func(_ *bench, proxy *testserver.Proxy) { proxy.Stall(true) }},
+		"stalled meanwhile": {begin: func(_ *bench, proxy *testserver.Proxy) { proxy.Stall(true) }, waits: true},
+		"refusing":          {begin: func(b *bench, _ *testserver.Proxy) { b.do("REPLICAOF", "127.0.0.1", "1") }, warns: true, code: "READONLY"},
 	}
-	proxy.Stall(false)
-	b.free("k")
+	for name, outage := range outages {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			proxy := testserver.StartProxy(t, b.Addr)
+			var logged logs
+			c := b.client(proxy.Addr, rlock.WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
+			must(c.Lock(ctx, "taken"))(t)
+			must(c.FairLock(ctx, "f"))(t)
+			if !outage.waits {
+				outage.begin(b, proxy)
+			}
+			began := time.Now()
+			waits := []func(testing.TB) (*rlock.Hold, error){
+				later(func() (*rlock.Hold, error) { return c.Lock(ctx, "taken", rlock.WithTimeout(timeout)) }),
+				later(func() (*rlock.Hold, error) { return c.FairLock(ctx, "f", rlock.WithTimeout(timeout)) }),
+				later(func() (*rlock.Hold, error) {
+					return c.LockMany(ctx, []string{"other", "taken"}, rlock.WithTimeout(timeout))
+				}),
+			}
+			if outage.waits {
+				b.waiting("taken", 2)
+				outage.begin(b, proxy)
+			}
+			for _, wait := range waits {
+				_, err := wait(t)
+				wants(t, err, rlock.ErrTimeout)
+				wants(t, err, rlock.ErrUnavailable)
+				var typed *rlock.Error
+				if !errors.As(err, &typed) || typed.Code != outage.code || outage.isCause != nil && !outage.isCause(err) {
+					t.Errorf("%v, code %q", err, typed.Code)
+				}
+			}
+			if took := time.Since(began); took > timeout+time.Second {
+				t.Error(took)
+			}
+			limited, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			if _, err := c.Lock(limited, "taken"); outage.warns {
+				wants(t, err, context.DeadlineExceeded)
+				wants(t, err, rlock.ErrUnavailable)
+			}
+			if warnings := logged.count("WARN", "retrying"); outage.warns != (warnings > 0) || warnings > 4 {
+				t.Errorf("%d warnings: %s", warnings, logged.text.String())
+			}
+			if !outage.warns { // What was on its way is settled.
+				proxy.Stall(false)
+				b.waiting("taken", 0)
+				b.free("other")
+			}
+		})
+	}
+}
+
+func TestWaitAfterAnOutageIsContention(t *testing.T) {
+	b := newBench(t)
+	must(b.Lock(ctx, "k"))(t)
+	b.do("REPLICAOF", "127.0.0.1", "1")
+	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", rlock.WithTimeout(3*time.Second)) })
+	testserver.Eventually(t, func() bool {
+		return strings.Contains(fmt.Sprint(b.do("INFO", "errorstats")), "errorstat_READONLY")
+	})
+	b.do("REPLICAOF", "NO", "ONE")
+	_, err := waiting(t)
+	wants(t, err, rlock.ErrTimeout)
+	if errors.Is(err, rlock.ErrUnavailable) {
+		t.Error(err)
+	}
+	limited, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	if _, err = b.Lock(limited, "k"); errors.Is(err, rlock.ErrUnavailable) {
+		t.Error(err)
+	}
+}
+
+// logs is what was logged.
+type logs struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logs) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(line)
+}
+
+// count is the number of lines with both words.
+func (l *logs) count(level, word string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		if strings.Contains(line, "level="+level) && strings.Contains(line, word) {
+			n++
+		}
+	}
+	return n
 }
 
 func TestCancelLeavesNothing(t *testing.T) {
