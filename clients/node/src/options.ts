@@ -47,7 +47,10 @@ export interface ClientOptions {
   lease?: number
   /** How long to wait for the answer to a command, in milliseconds. Default: 5,000. */
   commandTimeout?: number
-  /** Hears of failures that no promise can report, such as a release that did not reach the server. Default: a process warning. */
+  /**
+   * Hears of the first failure of a wait, which goes on, and of a release that did not reach the server.
+   * Default: a process warning.
+   */
   onWarning?: (message: string, error?: unknown) => void
   /** For tests: where the time comes from. */
   clock?: Clock
