@@ -8,8 +8,8 @@ import { checkMs, sessionLease } from './options.js'
 // Timers stand still while the machine is suspended, so the clock is read this often.
 const LOOK_MS = 500
 
-/** `await using` looks for this symbol, which Node has since 20.5. */
-const asyncDispose: typeof Symbol.asyncDispose =
+/** `await using` looks for this symbol, which Node has since 20.5. @internal */
+export const asyncDispose: typeof Symbol.asyncDispose =
   (Symbol as { asyncDispose?: typeof Symbol.asyncDispose }).asyncDispose ??
   (Symbol.for('Symbol.asyncDispose') as unknown as typeof Symbol.asyncDispose)
 
@@ -50,7 +50,7 @@ export class Holding {
     this.#wait = this.#period = isKept ? this.#span / 3 : Infinity
     core.holdings.add(this)
     for (const name of request.names) core.named.set(name, this)
-    this.#look()
+    this.#watch()
   }
 
   /** The milliseconds until the deadline; 0 after it, and once the release has begun. */
@@ -58,11 +58,17 @@ export class Holding {
     return this.#over ? 0 : this.#left()
   }
 
+  /** Whether it is held. Tells of the loss if the timer is late. */
+  look(): boolean {
+    if (this.remaining() <= 0) this.#lose('its lease has expired', true)
+    return !this.#over
+  }
+
   /** A connection of the application's client is established, and is to keep the session. */
   connected(): void {
     if (this.request.options.session === undefined) return
     this.#wait = 0
-    this.#look()
+    this.#watch()
   }
 
   /** Ends the belief, with a reason if the application did not ask for it, and sends RELEASE. */
@@ -72,8 +78,7 @@ export class Holding {
 
   async #release(keep: number | undefined, reason: Error | undefined): Promise<boolean> {
     const { core } = this
-    if (this.remaining() <= 0) {
-      this.#lose('its lease has expired', true)
+    if (!this.look()) {
       this.#replace(this.#settling)
       return false
     }
@@ -164,15 +169,11 @@ export class Holding {
   }
 
   // The deadline depends on the clock alone: no answer, connection or renewal can keep this from being called.
-  readonly #look = (): void => {
+  readonly #watch = (): void => {
     clearTimeout(this.#timer)
-    const left = this.remaining()
-    if (left <= 0) {
-      this.#lose('its lease has expired', true)
-      return
-    }
+    if (!this.look()) return
     const due = this.#wait - this.#tried()
-    this.#timer = setTimeout(this.#look, Math.min(left, LOOK_MS, due > 0 ? due : Infinity))
+    this.#timer = setTimeout(this.#watch, Math.min(this.#left(), LOOK_MS, due > 0 ? due : Infinity))
     if (due <= 0 && !this.#renewing) void this.#renew()
   }
 
@@ -200,7 +201,7 @@ export class Holding {
       ;[this.#tried, this.#wait] = [core.now(), this.#pauses.next()]
     }
     this.#renewing = false
-    this.#look()
+    this.#watch()
   }
 }
 
@@ -271,11 +272,12 @@ export class Hold implements AsyncDisposable {
   /**
    * Releases the lock at the end of an `await using` scope.
    *
-   * @throws {@link LockLost} if the lock was lost before. If the scope ended with an error as well, the
-   * language wraps both in a SuppressedError; {@link Lock.using} does not.
+   * @throws {@link LockLost} if the lock was lost before, {@link Closed} if the client was closed. If the scope
+   * ended with an error as well, the language wraps both in a SuppressedError; {@link Lock.using} does not.
    */
   async [asyncDispose](): Promise<void> {
     await this.#release()
+    this.signal.throwIfAborted()
     if (this.holding.lost) throw this.holding.lost
   }
 
@@ -283,6 +285,6 @@ export class Hold implements AsyncDisposable {
     if (this.#released) return this.#released
     const { holding } = this
     const isLast = --holding.count <= 0
-    return (this.#released = isLast ? holding.release(keep) : Promise.resolve(holding.remaining() > 0))
+    return (this.#released = isLast ? holding.release(keep) : Promise.resolve(holding.look()))
   }
 }

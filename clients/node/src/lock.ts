@@ -2,7 +2,7 @@ import { Acquisition } from './acquisition.js'
 import { integer, option, type Target } from './commands.js'
 import type { Core } from './core.js'
 import { Closed, LockTimeout } from './errors.js'
-import { Hold } from './hold.js'
+import { asyncDispose, Hold } from './hold.js'
 import type { AcquireOptions, HoldOptions, LockOptions, SemaphoreOptions } from './options.js'
 import { checkMs, checkPermits, LEAST_LEASE_MS, merge, YEAR_MS } from './options.js'
 
@@ -46,21 +46,26 @@ export class Lock<Options extends LockOptions = LockOptions> {
   }
 
   /**
-   * Acquires the lock, runs `work` and releases the lock. Resolves or rejects as `work` does, even if the lock
-   * was lost meanwhile: `signal` tells `work` of the loss.
+   * Acquires the lock, runs `work` and releases the lock. Resolves or rejects as `work` does, unless `work` has
+   * resolved under a lock that was lost. `signal` tells `work` of the loss.
    *
-   * @throws what {@link acquire} and `work` throw
+   * @throws what {@link acquire} and `work` throw; otherwise {@link LockLost} if the hold ended before its release,
+   * and {@link Closed} if the client was closed
    */
   async using<T>(
     work: (hold: Hold, signal: AbortSignal) => T | Promise<T>,
     options?: AcquireOptions & Options,
   ): Promise<T> {
     const hold = await this.acquire(options)
+    let result: T
     try {
-      return await work(hold, hold.signal)
-    } finally {
+      result = await work(hold, hold.signal)
+    } catch (error) {
       await hold.release()
+      throw error
     }
+    await hold[asyncDispose]()
+    return result
   }
 
   async #acquire(wait: number | undefined, own: LockOptions, signal: AbortSignal | undefined): Promise<Hold | null> {

@@ -199,23 +199,47 @@ for (const driver of drivers) {
       await (await lock.acquire()).release()
     })
 
-    test('using returns what the work returns, and throws what it throws, although the hold was lost', async () => {
+    test('using returns what the work returns, and throws what it throws, and otherwise the loss', async () => {
       const lock = rlock.lock('u')
       assert.equal(await lock.using((hold) => hold.token > 0), true)
-      const lose = async (hold, signal) => {
-        await redis('RLOCK.FORCERELEASE', 'u')
-        assert.equal(signal.aborted, false)
-      }
-      assert.equal(await lock.using(async (...args) => (await lose(...args), 'done')), 'done')
+      const lose = () => redis('RLOCK.FORCERELEASE', 'u')
+      await assert.rejects(
+        lock.using(async () => (await lose(), 'done')),
+        LockLost,
+      )
       const boom = new Error('boom')
       await assert.rejects(
-        lock.using(async (...args) => {
-          await lose(...args)
+        lock.using(async () => {
+          await lose()
           throw boom
         }),
         (error) => error === boom,
       )
       await isFree('u')
+      const own = new RLockClient(app.client)
+      await assert.rejects(
+        own.lock('u').using(() => own.close()),
+        Closed,
+      )
+      await isFree('u')
+    })
+
+    test('a loss that the work has slept through comes first, also for an inner scope', async () => {
+      const clock = new TestClock()
+      const own = new RLockClient(app.client, { clock })
+      const lock = own.lock('asleep', { owner: 'olga' })
+      const sleeps = () => void (clock.ahead += 60_000)
+      await assert.rejects(lock.using(sleeps), LockLost)
+      await assert.rejects(
+        lock.using(() => lock.using(sleeps)),
+        LockLost,
+      )
+      const [outer, inner] = [await lock.acquire(), await lock.acquire()]
+      sleeps()
+      await assert.rejects(inner[asyncDispose](), LockLost)
+      await assert.rejects(outer[asyncDispose](), LockLost)
+      await own.close()
+      await isFree('asleep')
     })
 
     test('the scope of a hold that was lost ends with LockLost, otherwise quietly', async () => {
