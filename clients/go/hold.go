@@ -81,7 +81,8 @@ func (h *Hold) ReleaseAndKeep(ctx context.Context, d time.Duration) error {
 
 // Run calls work with the context of the hold, and releases the hold afterwards, also if work panics.
 // It returns the error of work. If work returned nil and the hold was lost before, it returns an error
-// that is [ErrLost]. A release that does not reach the server is logged.
+// that is [ErrLost], and it does not call work at all if the hold is lost already. A release that does
+// not reach the server is logged.
 func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error) {
 	defer func() {
 		lost := h.lost()
@@ -91,6 +92,9 @@ func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error)
 			err = &Error{Reason: ErrLost, Key: h.grant.r.keys[0]}
 		}
 	}()
+	if h.lost() {
+		return nil // Above, it becomes the loss.
+	}
 	return work(h.ctx, h)
 }
 

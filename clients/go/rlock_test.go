@@ -1149,6 +1149,28 @@ func TestRunReturnsWhatTheWorkReturns(t *testing.T) {
 	b.free("k")
 }
 
+func TestLossThatWorkHasSleptThroughComesFirst(t *testing.T) {
+	b := newBench(t)
+	var passed atomic.Int64
+	c := b.client(b.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	alice := rlock.WithOwner("alice")
+	calls := 0
+	sleeps := func(context.Context, *rlock.Hold) error {
+		calls++
+		passed.Add(int64(time.Minute))
+		return nil
+	}
+	wants(t, c.Run(ctx, "k", sleeps, alice), rlock.ErrLost)
+	wants(t, c.Run(ctx, "k", func(ctx context.Context, _ *rlock.Hold) error { return c.Run(ctx, "k", sleeps, alice) }, alice), rlock.ErrLost)
+	hold := must(c.Lock(ctx, "k"))(t)
+	passed.Add(int64(time.Minute))
+	wants(t, hold.Run(sleeps), rlock.ErrLost)
+	if calls != 2 {
+		t.Fatal("work begins under a lock that is lost")
+	}
+	b.free("k")
+}
+
 func TestLeaderIsReelectedAfterALoss(t *testing.T) {
 	b := newBench(t)
 	cancellable, cancel := context.WithCancel(ctx)
