@@ -2,7 +2,9 @@
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
+import { readFileSync } from 'node:fs'
 import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
 import { setFlagsFromString } from 'node:v8'
 import { runInNewContext } from 'node:vm'
 
@@ -299,16 +301,35 @@ test('a wait whose node is unknown makes the library look for it, and asks again
   await rlock.close()
 })
 
+/** The exit status of a program that imports the package; 'running' if it does not end. */
+async function run(program, env) {
+  const cwd = fileURLToPath(new URL('..', import.meta.url))
+  const child = spawn(process.execPath, ['--input-type=module', '-e', program], { cwd, env, stdio: 'inherit' })
+  const [status] = await Promise.race([once(child, 'exit'), sleep(20_000, ['running'], { ref: false })])
+  child.kill('SIGKILL')
+  return status
+}
+
+test('the program of the README ends', async (t) => {
+  const server = await startServer()
+  t.after(() => server.stop())
+  const readme = readFileSync(new URL('../README.md', import.meta.url), 'utf8')
+  const program = /```js\n(.*?)```/s.exec(readme)[1].replace('new Redis()', `new Redis(${server.port})`)
+  const own = `
+    const url = 'data:text/plain,order'
+    let saved
+    const save = async (_, { fencingToken }) => (saved = fencingToken)
+    process.on('exit', () => { if (!saved) process.exitCode = 1 })`
+  assert.equal(await run(`${own}\n${program}`), 0)
+})
+
 test('an idle client does not keep the process alive, a hold does until it is lost', async () => {
   const server = await startServer()
   const script = (library) => `
     import { ${library} } from './test/run-idle.mjs'
     await ${library}(${server.port})`
   for (const library of ['ioredis', 'nodeRedis']) {
-    const child = spawn(process.execPath, ['--input-type=module', '-e', script(library)], { stdio: 'inherit' })
-    const [status] = await Promise.race([once(child, 'exit'), sleep(10_000, ['still running'])])
-    child.kill('SIGKILL')
-    assert.equal(status, 0)
+    assert.equal(await run(script(library)), 0)
   }
   await server.stop()
 })
