@@ -1,8 +1,10 @@
 // What needs no real server, or a process of its own.
 import assert from 'node:assert/strict'
-import { spawn } from 'node:child_process'
+import { execFileSync, spawn } from 'node:child_process'
 import { once } from 'node:events'
-import { readFileSync } from 'node:fs'
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { setFlagsFromString } from 'node:v8'
@@ -10,7 +12,7 @@ import { runInNewContext } from 'node:vm'
 
 import { ModuleTooOld, Unavailable } from '../dist/esm/index.js'
 import { IoredisDriver } from '../dist/esm/ioredis.js'
-import { RLockClient, sleep, startServer, TestClock, until } from './support.mjs'
+import { freePort, RLockClient, sleep, startServer, TestClock, until } from './support.mjs'
 
 /** A driver of which `answer` answers the commands but INFO. `sent` has the names of all. */
 function stub(answer, { info = '', ...own } = {}) {
@@ -321,6 +323,50 @@ test('the program of the README ends', async (t) => {
     const save = async (_, { fencingToken }) => (saved = fencingToken)
     process.on('exit', () => { if (!saved) process.exitCode = 1 })`
   assert.equal(await run(`${own}\n${program}`), 0)
+})
+
+test('a private CA is trusted that Node trusts, or the client of the application', async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'rlock-tls-'))
+  t.after(() => rmSync(folder, { recursive: true }))
+  const [ca, key] = ['ca.pem', 'key.pem'].map((name) => join(folder, name))
+  const names = ['-subj', '/CN=localhost', '-addext', 'subjectAltName=IP:127.0.0.1']
+  execFileSync('openssl', ['req', '-x509', '-newkey', 'rsa:2048', '-nodes', ...names, '-keyout', key, '-out', ca], {
+    stdio: 'ignore',
+  })
+  const port = String(await freePort())
+  const tls = ['--tls-port', port, '--tls-cert-file', ca, '--tls-key-file', key, '--tls-auth-clients', 'no']
+  const server = await startServer({ args: [...tls, '--tls-ca-cert-file', ca] })
+  t.after(() => server.stop())
+  const url = `rediss://127.0.0.1:${port}`
+  const program = (client) => `
+    import { readFileSync } from 'node:fs'
+    import { Redis } from 'ioredis'
+    import { createClient } from 'redis'
+    import { RLockClient } from 'rlock-redis'
+    const ca = readFileSync(${JSON.stringify(ca)})
+    const client = ${client}
+    client.on('error', (error) => {
+      console.error(error.message)
+      process.exit(1)
+    })
+    await client.connect?.()
+    const lock = new RLockClient(client).lock('k')
+    const hold = await lock.acquire({ timeout: 15_000 })
+    const waits = lock.acquire({ timeout: 15_000 })
+    setTimeout(() => hold.release(), 300)
+    await (await waits).release()
+    process.exit()`
+  const ways = [
+    [`new Redis('${url}', { lazyConnect: true })`, 1],
+    [`createClient({ url: '${url}' })`, 1],
+    [`new Redis('${url}', { lazyConnect: true })`, 0, { NODE_EXTRA_CA_CERTS: ca }],
+    [`createClient({ url: '${url}' })`, 0, { NODE_EXTRA_CA_CERTS: ca }],
+    [`new Redis('${url}', { lazyConnect: true, tls: { ca } })`, 0],
+    [`createClient({ url: '${url}', socket: { tls: true, ca } })`, 0],
+  ]
+  for (const [client, status, env] of ways) {
+    assert.equal(await run(program(client), { ...process.env, ...env }), status, client)
+  }
 })
 
 test('an idle client does not keep the process alive, a hold does until it is lost', async () => {
