@@ -1,10 +1,11 @@
-//! Sets `RLOCK_COMMIT`, the commit of the build. The module logs it when it loads.
+//! Sets `RLOCK_COMMIT`, the commit of the build. The module logs it when it loads, and the tool shows
+//! it with `--version`. A build outside a checkout takes it from the environment.
 
 use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=RLOCK_COMMIT");
     // A new commit or another branch changes one of these files. List only files that exist: cargo
     // treats a missing file as changed, and would rebuild the module each time. Ask git for the
     // paths: in a linked worktree they are not in `.git/`.
@@ -13,7 +14,8 @@ fn main() {
             println!("cargo:rerun-if-changed={path}");
         }
     }
-    let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned());
+    let named = std::env::var("RLOCK_COMMIT").ok();
+    let commit = named.or_else(|| git(&["rev-parse", "--short=12", "HEAD"])).unwrap_or_else(|| "unknown".to_owned());
     println!("cargo:rustc-env=RLOCK_COMMIT={commit}");
 }
 

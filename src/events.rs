@@ -5,12 +5,12 @@ use rlock_core::{Alarm, Engine, KeyRef, Keyspace, Lock, Value};
 
 use crate::clock;
 use crate::eviction;
+use crate::exclusion;
 use crate::execute::KEY;
 use crate::ffi::{Arg, Ctx, Keys, ServerEvent};
 use crate::jobs;
 use crate::notices;
 use crate::propagation;
-use crate::quarantine;
 use crate::server;
 use crate::shard_channels;
 use crate::state;
@@ -40,7 +40,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::refresh(ctx);
             propagation::resume();
             if event == ServerEvent::Promoted {
-                quarantine::on_promoted();
+                exclusion::on_promoted();
             }
             state::tell(Engine::promoted);
         }
@@ -48,15 +48,13 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::refresh(ctx);
             state::tell(Engine::demoted);
         }
+        ServerEvent::Replica(has_new) => return exclusion::on_replicas(has_new),
         ServerEvent::LoadBegins => return server::refresh(ctx),
-        ServerEvent::LoadFromMaster => {
-            server::refresh(ctx);
-            return quarantine::on_load_from_master();
-        }
         ServerEvent::Configured => {
             propagation::on_configured();
             server::refresh_settings(ctx);
-            server::warn_of_contradictions(ctx);
+            exclusion::on_settings();
+            server::warn_of_slow_replication(ctx);
             return eviction::refresh(ctx);
         }
         ServerEvent::Forked => return propagation::on_fork(),
@@ -66,7 +64,7 @@ pub(crate) fn on_server_event(ctx: Ctx<'_>, event: ServerEvent) {
             server::refresh_files(ctx);
             propagation::on_tick(ctx);
             shard_channels::on_tick(ctx);
-            if quarantine::on_tick(ctx) {
+            if exclusion::on_tick(ctx) {
                 timer::arm_soon();
             }
             return jobs::on_tick(ctx);
@@ -87,7 +85,7 @@ fn on_turn(ctx: Ctx<'_>) {
     turn::begin();
     clock::begin_turn();
     jobs::begin_turn();
-    quarantine::look(ctx);
+    exclusion::on_turn(ctx);
     state::tell(|engine| {
         engine.begin_turn();
         if engine.has_pending_answers() {

@@ -15,11 +15,10 @@ use rlock_core::{
 use smallvec::SmallVec;
 
 use crate::clock;
-use crate::configuration;
+use crate::exclusion;
 use crate::ffi::{Arg, Caller, Ctx, Keys, MainThreadNumber, guard, log_warning};
 use crate::notices;
 use crate::propagation;
-use crate::quarantine;
 use crate::reply;
 use crate::server;
 use crate::state;
@@ -166,7 +165,7 @@ fn transact<'c, R>(
     let (first, rest) = names.split_first()?;
     let mut keys = Keys::open(ctx, *first, rest, caller);
     let now = clock::now();
-    let limits = configuration::limits(quarantine::may_grant(now.mono_us));
+    let limits = exclusion::limits(now.mono_us);
     let db = keys.key(KEY).db;
     let result = guard(None, || {
         state::with_engine(|engine| {

@@ -2,15 +2,14 @@
 
 use std::ffi::CString;
 
-use rlock_core::{Kind, MayGrant};
+use rlock_core::{ExclusionMode, Kind, MayGrant};
 
 use crate::clock;
-use crate::configuration;
 use crate::eviction;
+use crate::exclusion::{self, Shown};
 use crate::ffi::InfoCtx;
 use crate::notices;
 use crate::propagation;
-use crate::quarantine;
 use crate::state;
 
 pub(crate) fn write(info: &InfoCtx) {
@@ -43,12 +42,36 @@ pub(crate) fn write(info: &InfoCtx) {
         info.add(c"tokens_left", engine.tokens_left());
     });
     info.add(c"notices_queued", notices::outgoing() as u64);
-    info.add(c"quarantine_left_ms", quarantine::remaining_ms());
-    info.add(c"may_grant", (quarantine::may_grant(clock::mono_us()) == MayGrant::Yes).into());
-    info.add(c"replicas_following", quarantine::following());
-    info.add(c"max_lease_ms", configuration::max_lease_ms());
+    if let Some(shown) = exclusion::shown() {
+        add_exclusion(info, &shown);
+    }
+    info.add(c"max_lease_ms", exclusion::max_lease_ms());
     info.add(c"propagating", propagation::is_on().into());
     info.add(c"may_be_evicted", eviction::locks_may_be_evicted().into());
+}
+
+fn add_exclusion(info: &InfoCtx, shown: &Shown) {
+    let (reason, left_ms) = match shown.may_grant {
+        MayGrant::Yes => (c"none", 0),
+        MayGrant::NoReplicas => (c"too-few-replicas", 0),
+        MayGrant::TooManyReplicas => (c"too-many-replicas", 0),
+        MayGrant::Quarantine { left_ms } => (c"quarantine", left_ms),
+    };
+    let mode = match shown.mode {
+        ExclusionMode::Off => c"off",
+        ExclusionMode::Restart => c"restart",
+        ExclusionMode::Failover => c"failover",
+    };
+    info.add_word(c"exclusion", mode);
+    info.add(c"may_grant", (shown.may_grant == MayGrant::Yes).into());
+    info.add_word(c"paused_by", reason);
+    info.add(c"paused_ms", shown.paused_ms);
+    info.add(c"quarantine_left_ms", left_ms);
+    info.add(c"replicas", shown.replicas);
+    info.add(c"replicas_needed", shown.needed);
+    info.add(c"replicas_following", shown.following);
+    info.add(c"replicas_unproven", shown.unproven);
+    info.add(c"settings_settle_ms", shown.settles_ms);
 }
 
 fn add(info: &InfoCtx, name: &str, number: u64) {

@@ -101,6 +101,7 @@ fn run_next(ctx: Ctx<'_>) -> bool {
         return false;
     };
     if !ctx.select_db(key.db) {
+        state::tell(|engine| engine.postpone(key.borrow(), now));
         return true;
     }
     let name = ctx.string(key.name.as_slice());
@@ -139,7 +140,7 @@ fn observe_next(ctx: Ctx<'_>) -> bool {
     };
     if ctx.select_db(key.db) {
         let name = ctx.string(key.name.as_slice());
-        let mut keys = Keys::open_to_read(ctx, name.arg());
+        let mut keys = Keys::open_to_peek(ctx, name.arg());
         state::tell(|engine| engine.observe(&mut keys, KEY));
     }
     true

@@ -10,7 +10,7 @@
 //! | layer | modules |
 //! |---|---|
 //! | the server's C API | [`ffi`] |
-//! | clocks, configuration, the state of the server and of the engine | [`clock`], [`configuration`], [`eviction`], [`server`], [`state`], [`turn`], [`propagation`], [`quarantine`] |
+//! | clocks, configuration, the state of the server and of the engine | [`clock`], [`configuration`], [`eviction`], [`server`], [`state`], [`turn`], [`propagation`], [`exclusion`] |
 //! | the timer | [`timer`] |
 //! | arguments, replies, values | [`reply`], [`arguments`], [`options`], [`value`] |
 //! | blocked and notified waiters | [`waiting`], [`channels`], [`shard_channels`], [`notices`] |
@@ -36,6 +36,7 @@ mod commands;
 mod configuration;
 mod events;
 mod eviction;
+mod exclusion;
 mod execute;
 mod ffi;
 mod info;
@@ -44,7 +45,6 @@ mod load;
 mod notices;
 mod options;
 mod propagation;
-mod quarantine;
 mod reply;
 mod server;
 mod shard_channels;

@@ -5,6 +5,7 @@ use crate::commands;
 use crate::configuration;
 use crate::events;
 use crate::eviction;
+use crate::exclusion;
 use crate::ffi::{self, Args, BlockedCallbacks, Listeners, LoadError, Methods, Registrar, Type};
 use crate::info;
 use crate::jobs;
@@ -47,6 +48,7 @@ const BLOCKED: BlockedCallbacks = BlockedCallbacks {
 };
 
 fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
+    ffi::set_settings_check(configuration::check);
     ffi::set_on_timer(jobs::on_timer);
     ffi::set_blocked_callbacks(BLOCKED);
     ffi::set_permission_check(commands::is_permitted);
@@ -61,7 +63,8 @@ fn load(registrar: &Registrar<'_>, args: Args<'_>) -> Result<(), LoadError> {
         return Err(LoadError("the server refuses to send its events".into()));
     }
     registrar.info(info::write);
-    server::warn_of_contradictions(registrar.ctx());
+    exclusion::on_load();
+    server::warn_of_slow_replication(registrar.ctx());
     eviction::refresh(registrar.ctx());
     server::refresh(registrar.ctx());
     server::refresh_settings(registrar.ctx());

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use rlock_core::{Answer, Kind, Notice, Refusal, WaitEdge};
+use rlock_core::{Answer, Kind, MayGrant, Notice, Refusal, WaitEdge};
 
+use crate::exclusion;
 use crate::ffi::Ctx;
-use crate::quarantine;
 
 pub(crate) use crate::ffi::INTERNAL_ERROR;
 
@@ -142,12 +142,11 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
             format!("MAXWAITERS the queue of this lock may have at most {limit} places; see rlock.max-places").into()
         }
         // Clients read the number before `ms left`.
-        Refusal::Quarantine { left_ms } => format!(
-            "QUARANTINE {}, so locks granted before that may still be held; {left_ms} ms left",
-            quarantine::reason()
-        )
-        .into(),
-        Refusal::NoReplicas => "NOREPLICAS too few replicas follow this master; see rlock.min-replicas".into(),
+        Refusal::Quarantine { left_ms } => {
+            format!("QUARANTINE {}", exclusion::reason(MayGrant::Quarantine { left_ms })).into()
+        }
+        Refusal::NoReplicas => format!("NOREPLICAS {}", exclusion::reason(MayGrant::NoReplicas)).into(),
+        Refusal::TooManyReplicas => format!("NOREPLICAS {}", exclusion::reason(MayGrant::TooManyReplicas)).into(),
         Refusal::MaxWaiters { limit } => {
             format!("MAXWAITERS at most {limit} requests may wait on this server; see rlock.max-waiters").into()
         }

@@ -1,9 +1,11 @@
 //! A copy of the server's state: role, loading, settings. Asking the server costs as much as a
 //! whole command, so the module refreshes this copy only when the state may have changed.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rlock_core::ExclusionMode;
 
 use crate::configuration;
 use crate::ffi::{self, Arg, Ctx, log_warning};
@@ -63,11 +65,24 @@ pub(crate) fn refresh_settings(ctx: Ctx<'_>) {
     READS_WHEN_DOWN.store(reads, Ordering::Relaxed);
 }
 
-/// Logs a warning if the settings let two owners hold a lock.
-pub(crate) fn warn_of_contradictions(ctx: Ctx<'_>) {
-    let ping_period_s = ctx.setting(c"repl-ping-replica-period").and_then(|number| number.parse().ok());
-    if let Some(text) = configuration::contradiction(ping_period_s) {
-        log_warning(&format!("two owners may hold a lock after a restart or failover: {text}"));
+/// Logs a warning if, because of the server's own settings, replicas acknowledge or the module looks
+/// too rarely, so that no lock is granted from time to time.
+pub(crate) fn warn_of_slow_replication(ctx: Ctx<'_>) {
+    if configuration::exclusion().mode != ExclusionMode::Failover {
+        return;
+    }
+    let number = |name: &CStr| ctx.setting(name).and_then(|number| number.parse::<u64>().ok());
+    if let Some(period_s @ 2..) = number(c"repl-ping-replica-period") {
+        log_warning(&format!(
+            "no lock is granted from time to time: repl-ping-replica-period is {period_s}, and rlock.exclusion failover \
+             needs 1, so that the replication stream grows each second"
+        ));
+    }
+    if let Some(hz @ ..10) = number(c"hz") {
+        log_warning(&format!(
+            "no lock is granted from time to time: hz is {hz}, and rlock.exclusion failover needs at least 10, because \
+             the module counts its replicas at each tick"
+        ));
     }
 }
 

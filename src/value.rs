@@ -8,7 +8,8 @@ use rlock_core::{
 };
 
 use crate::clock;
-use crate::ffi::{Arg, Digest, Load, Save, log_warning};
+use crate::exclusion;
+use crate::ffi::{self, Arg, Digest, Load, Save, log_warning};
 use crate::state;
 use crate::timer;
 
@@ -54,7 +55,7 @@ pub(crate) fn load(load: &Load, version: i32) -> Option<Lock> {
             return None;
         }
     }
-    lock.shorten_leases(now);
+    lock.shorten_leases(now, exclusion::longest_lease_ms());
     // After a RESTORE the server sends a keyspace event for the key. After a load it sends none.
     let loaded = match (flags.is_loading(), load.key(), load.db()) {
         (true, Some(name), Some(db)) => Some(rlock_core::Key { name: name.bytes().into(), db }),
@@ -173,11 +174,15 @@ pub(crate) fn begin_file() {
 ///
 /// A server without the module cannot load a file that has the token. So a file without locks has
 /// it only if the token is ahead of the clock; in any other case the clock of the loading server
-/// gives higher tokens. A file with locks needs the module anyway, and always has the token.
+/// gives higher tokens. A file with locks needs the module anyway, and always has the token. So does
+/// a snapshot for a replica whose vote will count (`rlock.exclusion failover`): without the module
+/// it would drop each change of a lock, and nothing here would show that.
 pub(crate) fn end_file(save: &Save) {
     let last = state::with_engine(|engine| engine.last_token()).unwrap_or(0);
     let has_locks = SAVED.load(Ordering::Relaxed) > 0;
-    if last > 0 && (has_locks || last > clock::now().wall_us) {
+    if (last > 0 && (has_locks || last > clock::now().wall_us))
+        || (exclusion::proves_the_module() && ffi::is_snapshot_wanted())
+    {
         save.number(last);
     }
 }

@@ -7,15 +7,14 @@ use crate::support::{Reply, Server, eventually};
 const SOON: Duration = Duration::from_secs(5);
 
 /// Name, default, another valid value, and invalid values.
-const OPTIONS: [(&str, &str, &str, &[&str]); 9] = [
+const OPTIONS: [(&str, &str, &str, &[&str]); 8] = [
     ("default-lease-ms", "30000", "5000", &["0", "-1", "31536000001"]),
     ("max-waiters", "1000000", "10", &["-1"]),
     ("max-places", "1000000", "10", &["-1"]),
     ("fair-grace-ms", "5000", "100", &["-1"]),
-    ("quarantine-ms", "0", "100", &["-1"]),
-    ("quarantine-after", "empty", "restart", &["never", "1"]),
     ("max-lease-ms", "31536000000", "9000", &["0", "31536000001"]),
-    ("min-replicas", "0", "2", &["-1", "1001"]),
+    ("exclusion", "off", "restart", &["never", "1", "failover"]),
+    ("replicas", "0", "2", &["-1", "1001"]),
     ("max-replica-lag-ms", "3000", "4000", &["2999"]),
 ];
 
@@ -40,7 +39,8 @@ fn each_option_has_its_default_and_can_be_changed() {
 #[test]
 fn options_can_be_arguments_of_loadmodule() {
     for (name, _, other, _) in OPTIONS {
-        let server = Server::with_module_arguments(&format!("{name} {other}"), &[]);
+        // Other values of `exclusion` need a longest lease.
+        let server = Server::with_module_arguments(&format!("max-lease-ms 9000 {name} {other}"), &[]);
         let reply = server.client().call(format!("CONFIG GET rlock.{name}"));
         assert_eq!(reply.field(&format!("rlock.{name}")), other);
     }
@@ -66,11 +66,13 @@ fn invalid_loadmodule_argument_stops_the_load_and_is_logged() {
     for (arguments, culprit) in [
         (
             "no-such-option 1",
-            "unknown argument 'no-such-option'; expected default-lease-ms, max-lease-ms, max-waiters, max-places, fair-grace-ms, quarantine-ms, quarantine-after, min-replicas, max-replica-lag-ms",
+            "unknown argument 'no-such-option'; expected default-lease-ms, max-lease-ms, max-waiters, max-places, fair-grace-ms, exclusion, replicas, max-replica-lag-ms",
         ),
         ("default-lease-ms", "the argument default-lease-ms needs a value"),
         ("default-lease-ms soon", "default-lease-ms must be an integer from 1 to 31536000000, not 'soon'"),
-        ("quarantine-after never", "quarantine-after must be one of empty, restart, failover, not 'never'"),
+        ("exclusion never", "exclusion must be one of off, restart, failover, not 'never'"),
+        ("exclusion restart", "rlock.exclusion restart and failover need rlock.max-lease-ms"),
+        ("exclusion failover max-lease-ms 5000", "rlock.exclusion failover needs rlock.replicas"),
         ("default-lease-ms 0", "default-lease-ms must be an integer from 1 to 31536000000, not '0'"),
         ("max-waiters 10 default-lease-ms 31536000001", "default-lease-ms"),
     ] {

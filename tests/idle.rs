@@ -106,12 +106,12 @@ fn idle_time_continues_after_a_promotion() {
 /// Rule S3.
 #[test]
 fn no_semaphore_is_deleted_in_a_quarantine() {
-    let server = Server::with(&["rlock.quarantine-ms 600000"]);
+    let server = Server::with(&["rlock.exclusion restart", "rlock.max-lease-ms 600000"]);
     let mut client = server.client();
     client.call("RSEMAPHORE.INIT job 2 IDLE 50");
     std::thread::sleep(Duration::from_millis(300));
     assert!(is_there(&mut client));
-    client.call("CONFIG SET rlock.quarantine-ms 0");
+    client.call("CONFIG SET rlock.exclusion off");
     eventually(SOON, || !is_there(&mut client));
 }
 

@@ -25,6 +25,7 @@ mod eviction;
 mod failover;
 mod failover_campaign;
 mod failover_exclusion;
+mod failover_schedules;
 mod fair;
 mod fair_leaving;
 mod fair_order;

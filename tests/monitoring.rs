@@ -256,3 +256,32 @@ fn dashboard_shows_every_field_and_alerts_use_only_existing_fields() {
     // A unit test of an alert with an unknown field would prove nothing.
     assert!(read("alerts_test.yml").is_subset(&fields));
 }
+
+/// Hits and misses of the keyspace, and the frequency by which the server chooses what to evict, are
+/// those of the clients.
+#[test]
+fn looking_at_locks_counts_as_no_access() {
+    let server = Server::with(&["maxmemory-policy volatile-lfu", "notify-keyspace-events KEm"]);
+    let mut client = server.client();
+    client.acquire("job a PX 600000 NOTE text");
+    let _waiter = server.waiter("RLOCK.ACQUIRE job b BLOCK 0");
+    let mut events = server.client();
+    events.call("PSUBSCRIBE __keyevent@0__:keymiss");
+    let frequency = client.call("OBJECT FREQ job");
+    let counts = |client: &mut Client| ["keyspace_hits", "keyspace_misses"].map(|name| client.info_number(name));
+    let before = counts(&mut client);
+    for key in ["job", "vacant"] {
+        for command in ["INFO", "WAITERS", "PTTL"] {
+            client.call(format!("RLOCK.{command} {key}"));
+        }
+        client.call(format!("RLOCK.HOLDS {key} a"));
+    }
+    assert_eq!(client.call("RLOCK.TOP").array()[0].field("note"), "text");
+    assert_eq!(counts(&mut client), before);
+    assert_eq!(client.call("OBJECT FREQ job"), frequency);
+    // The timer opens the key, too. COPY and OBJECT count one hit each.
+    client.call("COPY job other");
+    eventually(SOON, || client.info_number("rlock_held") == 2);
+    assert_eq!(counts(&mut client), [before[0] + 2, before[1]]);
+    crate::support::assert_silent(&mut events);
+}

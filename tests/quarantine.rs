@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use crate::support::{Client, Reply, Server, Stopwatch, WallClock, at_length, eventually, free_port};
 
 const SOON: Duration = Duration::from_secs(5);
-const LONG: &str = "rlock.quarantine-ms 60000";
+/// A server that starts without data waits for the longest lease, even if nothing else is promised.
+const LONG: &str = "rlock.max-lease-ms 60000";
 /// Longer than any machine has been up.
-const LONGEST: &str = "rlock.quarantine-ms 31536000000";
-const IN_THE_LOG: &str = "this server started without data, so locks that were granted before may be missing";
+const LONGEST: &str = "rlock.max-lease-ms 31535999999";
+const IN_THE_LOG: &str = "no lock is granted: locks that were granted before may be missing here";
 
 /// One attempt with each command that acquires.
 const ACQUIRING: [&str; 6] = [
@@ -43,13 +44,13 @@ fn assert_quarantined(client: &mut Client) {
         let [.., left_ms, "ms", "left"] = words[..] else {
             panic!("{text} does not end with the time left");
         };
-        assert!((1..=60_000).contains(&left_ms.parse().expect("a number")), "{text}");
+        assert!((1..=61_000).contains(&left_ms.parse().expect("a number")), "{text}");
     }
     assert_eq!(client.call("RLOCK.ACQUIRE job b PX 1000 BLOCK 10"), Reply::Nil, "the wait times out");
     assert_eq!(client.call("RFAIRLOCK.ACQUIRE fair b PX 1000 QUEUE 100"), Reply::Nil, "QUEUE takes a place");
     assert_eq!(client.call("RFAIRLOCK.CANCEL fair b"), 1);
     client.call("DEL semaphore");
-    assert!((1..=60_000).contains(&client.info_number("rlock_quarantine_left_ms")));
+    assert!((1..=61_000).contains(&client.info_number("rlock_quarantine_left_ms")));
     assert_eq!(client.info_number("rlock_may_grant"), 0);
 }
 
@@ -101,7 +102,7 @@ fn list_has_every_command_that_acquires() {
 
 #[test]
 fn timed_quarantine_ends_on_time() {
-    let server = Server::with(&["rlock.quarantine-ms 1500"]);
+    let server = Server::with(&["rlock.max-lease-ms 500"]);
     let mut client = server.client();
     let watch = Stopwatch::start();
     let left_ms = client.info_number("rlock_quarantine_left_ms");
@@ -122,13 +123,16 @@ fn timed_quarantine_ends_on_time() {
 }
 
 #[test]
-fn quarantine_can_be_changed_while_it_lasts() {
-    let server = Server::start();
+fn off_ends_a_quarantine_and_no_setting_begins_one() {
+    let server = Server::with(&[LONG, "rlock.exclusion restart"]);
     let mut client = server.client();
-    assert_grants(&mut client);
-    assert_eq!(client.call(format!("CONFIG SET {LONG}")), "OK");
     assert_quarantined(&mut client);
-    assert_eq!(client.call("CONFIG SET rlock.quarantine-ms 0"), "OK");
+    assert_eq!(client.call(format!("CONFIG SET {LONGEST}")), "OK");
+    assert!(client.info_number("rlock_quarantine_left_ms") <= 61_000, "a running quarantine keeps its length");
+    assert_eq!(client.call("CONFIG SET rlock.exclusion off"), "OK");
+    eventually(SOON, || client.info_number("rlock_may_grant") == 1);
+    assert_grants(&mut client);
+    assert_eq!(client.call("CONFIG SET rlock.exclusion restart"), "OK");
     assert_grants(&mut client);
 }
 
@@ -203,7 +207,7 @@ fn promoted_replica_begins_a_quarantine_only_without_data() {
     assert_quarantined(&mut promote(&replica));
 }
 
-/// The lease by the holder's clock, and the quarantine after a start.
+/// The lease by the holder's clock, and the longest one.
 const LEASE: Duration = Duration::from_millis(150);
 
 /// The owner that believes it holds the lock, and until when.
@@ -286,9 +290,9 @@ fn ask(client: &mut Client, command: &str) -> Option<Reply> {
 
 #[test]
 fn killed_server_without_persistence_grants_no_lock_twice() {
-    let quarantine = format!("rlock.quarantine-ms {}", LEASE.as_millis());
+    let settings = ["rlock.exclusion restart".to_owned(), format!("rlock.max-lease-ms {}", LEASE.as_millis())];
     let campaign = Campaign {
-        server: Mutex::new(Server::with(&[&quarantine])),
+        server: Mutex::new(Server::with(&settings.each_ref().map(String::as_str))),
         stop: AtomicBool::new(false),
         grants: AtomicUsize::new(0),
         double_holds: AtomicUsize::new(0),

@@ -61,7 +61,7 @@ fn place_without_a_connection_shows_client_0() {
 
 /// Rule I2.
 #[test]
-fn waiters_without_count_shows_at_most_1000() {
+fn waiters_shows_at_most_1000() {
     let server = Server::start();
     let mut client = server.client();
     client.acquire("job a PX 60000");
@@ -70,8 +70,14 @@ fn waiters_without_count_shows_at_most_1000() {
     for number in 1..=1100 {
         client.call(format!("RLOCK.ACQUIRE job owner-{number} BLOCK 0 NOTIFY answers REQ {number}"));
     }
-    assert_eq!(client.call("RLOCK.WAITERS job").array().len(), 1000);
-    assert_eq!(client.call("RLOCK.WAITERS job COUNT 1100").array().len(), 1100);
+    for count in ["", " COUNT 1100", " COUNT 9223372036854775807"] {
+        assert_eq!(client.call(format!("RLOCK.WAITERS job{count}")).array().len(), 1000, "{count}");
+    }
+    assert_eq!(client.call("RLOCK.WAITERS job COUNT 999").array().len(), 999);
+    for number in 1..=1100 {
+        client.call(format!("RFAIRLOCK.ACQUIRE fair owner-{number} QUEUE 60000"));
+    }
+    assert_eq!(client.call("RFAIRLOCK.WAITERS fair COUNT 1100").array().len(), 1000);
 }
 
 /// Rule I1.

@@ -214,6 +214,11 @@ fn main() -> Result<()> {
         let before = fs::read_to_string(path).unwrap_or_default();
         let page = page::write(&report, &page::machine(), &before);
         fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        if let (Some(section), Some(folder)) =
+            (report.sections.iter().find(|section| section.name == "failover"), path.parent())
+        {
+            page::write_prices(section, &folder.join("operations/failover.md"))?;
+        }
     }
     outcome
 }

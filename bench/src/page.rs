@@ -3,8 +3,12 @@
 //! Every figure comes from the run. The texts only explain, and hold for any figures.
 
 use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
 
-use crate::report::{Header, Report, SectionReport};
+use anyhow::{Context, Result};
+
+use crate::report::{Header, Line, Report, SectionReport};
 
 const HEAD: &str = "# Benchmarks of the module
 
@@ -93,10 +97,9 @@ fn explanation(section: &str) -> &'static str {
         "failover" => {
             "A master dies, and one of its two replicas is promoted at once: a Sentinel or a cluster adds the time \
              that it takes to detect the death. With the settings of [Failover without two \
-             holders](operations/failover.md#failover-without-two-holders) the new master grants nothing until each \
-             hold that its predecessor may have granted has ended: for the longest lease, 3 s of lag, and 1 s more. \
-             This period begins anew when the replicas follow the new master, about 1 s after the promotion. While \
-             nothing fails, the settings cost little: each grant only compares a clock with one number."
+             holders](operations/failover.md#failover-without-two-holders) the new master renews holds once the votes \
+             of its replicas count, 3 s after they follow it, and grants after the longest lease and a second more. \
+             While nothing fails, the settings cost little: each grant only compares a clock with two numbers."
         }
         "stalls" => {
             "The longest PING of another client while one client does something expensive. Each case needs only ordinary \
@@ -151,6 +154,22 @@ fn section_text(section: &SectionReport, header: &Header, machine: &str) -> Stri
         let _ = writeln!(text, "| {} |", cells.join(" | "));
     }
     text
+}
+
+/// Writes the times of the section `failover` between the marks of another document.
+pub fn write_prices(section: &SectionReport, document: &Path) -> Result<()> {
+    const MARKS: [&str; 2] =
+        ["<!-- figures of the failover section: begin -->", "<!-- figures of the failover section: end -->"];
+    let text = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
+    let parts = text.split_once(MARKS[0]).and_then(|(before, rest)| Some((before, rest.split_once(MARKS[1])?.1)));
+    let (before, after) = parts.with_context(|| format!("{} has no marks for the figures", document.display()))?;
+    let mut table = "| | median | min | max |\n|---|---:|---:|---:|\n".to_owned();
+    let cells = section.lines.iter().map(Line::cells);
+    for [measure, median, min, max, ..] in cells.filter(|[measure, ..]| measure.starts_with("from the promotion")) {
+        let _ = writeln!(table, "| {measure} | {} | {min} | {max} |", median.trim_start_matches("median "));
+    }
+    let [begin, end] = MARKS;
+    Ok(fs::write(document, format!("{before}{begin}\n\n{table}\n{end}{after}"))?)
 }
 
 /// The model of the CPU.

@@ -10,11 +10,14 @@ use clap::{Args, Parser, Subcommand};
 use crate::exit::TABLE;
 use crate::span;
 
+/// The version, and the commit of the build, as in the module's log.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), ", commit ", env!("RLOCK_COMMIT"));
+
 /// Distributed locks in Redis: run a command under a lock, inspect locks and release them
 ///
 /// The server must have loaded the module rlock.
 #[derive(Debug, Parser)]
-#[command(name = "rlock", version, after_help = TABLE)]
+#[command(name = "rlock", version = VERSION, after_help = TABLE)]
 pub struct Arguments {
     /// Address of the server: host[:port], redis://[user:password@]host[:port][/db] or
     /// redis+unix:///path
@@ -22,7 +25,7 @@ pub struct Arguments {
     /// Sentinel: redis+sentinel://[user:password@]host[:port][,host…]/NAME[/db] uses the master
     /// NAME. Cluster: redis+cluster://[user:password@]host[:port][,host…] names some of the nodes.
     /// User and password are those of the servers, not of the sentinels. For TLS write rediss in
-    /// place of redis.
+    /// place of redis; SSL_CERT_FILE names the file of a private certificate authority.
     ///
     /// Put an address with a password into RLOCK_URL: other users can read the command line.
     #[arg(long, global = true, env = "RLOCK_URL", hide_env_values = true, default_value = "redis://127.0.0.1/")]
@@ -80,7 +83,8 @@ pub struct Run {
     /// Key of the lock
     #[arg(value_parser = key())]
     pub key: OsString,
-    /// The lock expires after this time without renewal. rlock renews it when a third has passed
+    /// The lock expires after this time without renewal. rlock renews it when a third has passed.
+    /// If the server allows only a shorter lease, rlock uses that
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = span::parse)]
     pub lease: Duration,
     /// Give up after this time; 0 tries once [default: wait forever]
@@ -122,7 +126,7 @@ pub struct Run {
     /// that run side by side need different owners: with the same owner all of them hold the lock.
     #[arg(long, value_name = "NAME")]
     pub owner: Option<OsString>,
-    /// Time from SIGTERM to SIGKILL when the lock is lost [default: a third of --lease or
+    /// Time from SIGTERM to SIGKILL when the lock is lost [default: a third of the lease or
     /// --session, at most 5s]
     ///
     /// A signal may end the command and leave processes in its group. rlock kills those this long

@@ -85,8 +85,16 @@ impl Failure {
         match refusal(error) {
             Some(text) => Self::refused(&text),
             None if error.kind() == redis::ErrorKind::InvalidClientConfig => Self::new(FAILED, error.to_string()),
-            None => Self::new(UNREACHABLE, format!("{}: {error}", without_password(url))),
+            None => Self::unreachable(format!("{}: {error}", without_password(url))),
         }
+    }
+
+    /// The failure of an attempt to connect.
+    fn unreachable(mut message: String) -> Self {
+        if message.contains("UnknownIssuer") {
+            message += "; to trust another authority, name the file of its certificate in SSL_CERT_FILE";
+        }
+        Self::new(UNREACHABLE, message)
     }
 
     /// The failure for an error reply of the server. `text` begins with the code of the error.
@@ -96,8 +104,17 @@ impl Failure {
         if text.contains("unknown command") || text.contains("unknown type name") {
             return Self::new(REFUSED, NO_MODULE);
         }
-        let passes = text.split(' ').next().is_some_and(|code| PASSING.contains(&code));
-        let status = if passes { UNREACHABLE } else { REFUSED };
+        let code = text.split(' ').next().unwrap_or_default();
+        if ["MOVED", "ASK", "CROSSSLOT"].contains(&code) {
+            // The client gets CROSSSLOT for the channel of its messages.
+            let place = match text.split([' ', ';']).nth(2) {
+                Some(address) if code != "CROSSSLOT" => format!(", and the key is on the node {address}"),
+                _ => String::new(),
+            };
+            let text = format!("the server is a node of a cluster{place}; expected --url redis+cluster://host[:port]");
+            return Self::new(REFUSED, text);
+        }
+        let status = if PASSING.contains(&code) { UNREACHABLE } else { REFUSED };
         Self::new(status, format!("the server refused: {text}"))
     }
 
@@ -122,7 +139,7 @@ impl From<Error> for Failure {
             Error::Refused { code, message } => Self::refused(&format!("{code} {message}")),
             // A server that answers was reached.
             Error::Unavailable { code, message, .. } if !code.is_empty() => Self::refused(&format!("{code} {message}")),
-            Error::Unavailable { .. } => Self::new(UNREACHABLE, error.to_string()),
+            Error::Unavailable { .. } => Self::unreachable(error.to_string()),
             Error::Deadlock(_) | Error::ModuleTooOld(_) => Self::new(REFUSED, error.to_string()),
             Error::Timeout => Self::new(TIMED_OUT, error.to_string()),
             Error::Lost => Self::new(LOST, error.to_string()),
@@ -199,6 +216,19 @@ mod tests {
         for status in [UNREACHABLE, REFUSED, LOST, TIMED_OUT, FAILED, CANNOT_RUN, NOT_FOUND] {
             assert!(TABLE.contains(&format!("\n  {status}  ")), "{status}");
         }
+    }
+
+    #[test]
+    fn redirection_names_the_node_of_the_key() {
+        let expected = "expected --url redis+cluster://host[:port]";
+        for reply in ["MOVED 12182 127.0.0.1:7001", "ASK 12182 127.0.0.1:7001; the server is a node of a cluster"] {
+            let failure = Failure::refused(reply);
+            assert_eq!(failure.status, REFUSED);
+            let place = "the server is a node of a cluster, and the key is on the node 127.0.0.1:7001";
+            assert_eq!(failure.message, format!("{place}; {expected}"));
+        }
+        let failure = Failure::refused("CROSSSLOT the NOTIFY channel must be in the slot of the keys");
+        assert_eq!(failure.message, format!("the server is a node of a cluster; {expected}"));
     }
 
     #[test]

@@ -2,12 +2,15 @@
 
 mod acl;
 mod commands;
+mod container;
 mod documents;
 mod ending;
 mod looking;
 mod package;
 mod picture;
 mod places;
+mod profiles;
+mod runbook;
 mod running;
 mod sharing;
 // Servers and connections from the module's tests, some of which these tests do not use.
@@ -15,6 +18,7 @@ mod sharing;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 mod terminal;
+mod tls;
 
 use std::time::Duration;
 

@@ -1,13 +1,13 @@
 //! All subcommands with Sentinel and with a cluster.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::commands::{Running, text};
 use crate::support::{Cluster, Sentinels, Server};
 
 /// The exit status and the output of a command.
 #[track_caller]
-fn at(url: &str, line: &str) -> (Option<i32>, String) {
+pub fn at(url: &str, line: &str) -> (Option<i32>, String) {
     let mut tool = Command::new(env!("CARGO_BIN_EXE_rlock"));
     let output = tool.args(["--url", url]).args(line.split(' ')).output().expect("the tool runs");
     eprintln!("rlock --url {url} {line}\n{}{}", text(&output.stdout), text(&output.stderr));
@@ -50,6 +50,40 @@ fn every_subcommand_finds_the_masters_of_a_cluster() {
     home.client().acquire("wanted alice PX 600000");
     let _waiter = home.waiter("RLOCK.ACQUIRE wanted bob PX 600000 BLOCK 0");
     run_all_subcommands(&url, &keys, "wanted");
+}
+
+/// Without the address of the cluster the tool follows no redirection.
+#[test]
+fn node_of_a_cluster_refuses_keys_of_other_nodes_and_names_theirs() {
+    let cluster = Cluster::start();
+    let (other, own) = (cluster.other_primary("a"), cluster.primary_of("a"));
+    let url = format!("redis://127.0.0.1:{}", other.port());
+    let expected =
+        format!("the key is on the node 127.0.0.1:{}; expected --url redis+cluster://host[:port]", own.port());
+    for line in [
+        "run a -- true",
+        "run a --wait 0 -- true",
+        "run a --wait 3s -- true",
+        "run a --fair -- true",
+        "run a --semaphore 2 -- true",
+        "show a",
+        "wait a",
+        "release --force a",
+    ] {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_rlock"));
+        tool.args(["--url", &url]).args(line.split(' ')).stderr(Stdio::piped());
+        let mut running = Running::of(tool);
+        assert_eq!(running.status(), 122, "{line}");
+        let complaint = text(&running.output().stderr);
+        assert!(complaint.contains(&expected), "{line}: {complaint}");
+    }
+    // A waiter at its own node has no channel in the slot of its key.
+    let mut tool = Command::new(env!("CARGO_BIN_EXE_rlock"));
+    let output = tool.args(["--url", &format!("redis://127.0.0.1:{}", own.port()), "run", "a", "--", "true"]).output();
+    let output = output.expect("the tool runs");
+    assert_eq!(output.status.code(), Some(122), "{output:?}");
+    let complaint = "rlock: the server is a node of a cluster; expected --url redis+cluster://host[:port]\n";
+    assert_eq!(text(&output.stderr), complaint);
 }
 
 /// Only `ls` and `top` need all masters.

@@ -13,7 +13,7 @@ use crate::core::{Core, Pauses, Reply};
 use crate::held::{Held, leaving, reenter};
 use crate::hold::Hold;
 use crate::identity::next_id;
-use crate::options::Options;
+use crate::options::{LONGEST, Options};
 use crate::owners::{self, Desks, Turn};
 use crate::request::Request;
 use crate::settle::settle;
@@ -37,8 +37,8 @@ pub(crate) enum Wait {
 
 impl Wait {
     pub(crate) fn within(timeout: Duration) -> Self {
-        // A timeout too long for the clock means no limit.
-        Self::Until(Instant::now().checked_add(timeout))
+        // The clock may not reach that far, nor to the moment of `limit`.
+        Self::Until((timeout <= LONGEST).then(|| Instant::now() + timeout))
     }
 
     fn is_wait(self) -> bool {
@@ -171,11 +171,15 @@ impl Core {
             None => Ok(acquiring.await),
         };
         outcome.unwrap_or_else(|_| match (wait, last) {
-            (Wait::Until(_), _) => Err(Error::Timeout),
-            (Wait::Not, Some(error)) => Err(error),
-            (Wait::Not, None) => Err(Error::unavailable(format!("no answer within {:?}", self.common.command_timeout))),
+            (_, Some(error)) => Err(error),
+            (Wait::Until(_), None) => Err(Error::Timeout),
+            (Wait::Not, None) => Err(no_answer()),
         })
     }
+}
+
+pub(crate) fn no_answer() -> Error {
+    Error::unavailable("no answer in time")
 }
 
 /// The outcome of one request.
@@ -184,10 +188,8 @@ enum Step {
     /// The server keeps a pending grant with these tokens until it is confirmed.
     Pending(Vec<u64>),
     NotGranted,
-    /// Send the request again: at once, or after a pause if the grant had already expired.
-    Again {
-        pauses: bool,
-    },
+    /// Send the request again at once.
+    Again,
 }
 
 /// An acquisition in progress. Dropping it cleans up a request that is still open.
@@ -224,38 +226,46 @@ impl Attempt {
         }
     }
 
-    /// Sends the request until the server grants or refuses the lock.
+    /// Sends the request until the server grants or refuses the lock. `last` is the failure that
+    /// ends the wait if its time is over now; `None` if the server's last answer was no failure.
     async fn obtain(&mut self, wait: Wait, last: &mut Option<Error>) -> Result<Option<Held>, Error> {
-        let (mut pauses, mut pending) = (Pauses::default(), None);
+        let (mut pauses, mut pending, mut has_failed) = (Pauses::default(), None, false);
         loop {
+            last.get_or_insert_with(no_answer);
             let step = match pending.take() {
                 Some(tokens) => self.claim(tokens).await,
-                None => self.ask(wait).await,
+                None => self.ask(wait, last).await,
             };
+            if step.is_ok() {
+                *last = None;
+            }
             match step {
                 Ok(Step::Pending(tokens)) => pending = Some(tokens),
                 Ok(Step::Granted(held)) => return self.prove(held).await.map(Some),
                 Ok(Step::NotGranted) if !wait.is_wait() => return Ok(None),
                 Ok(Step::NotGranted) if wait.left().is_some_and(|left| left.is_zero()) => return Err(Error::Timeout),
-                Ok(Step::NotGranted) => {}
-                Ok(Step::Again { pauses: false }) => pauses = Pauses::default(),
-                Ok(Step::Again { pauses: true }) => sleep(pauses.next()).await,
+                Ok(Step::NotGranted) => sleep(pauses.next().min(wait.left().unwrap_or(Duration::MAX))).await,
+                Ok(Step::Again) => pauses = Pauses::default(),
                 Err(error) if error.is_retryable() && (wait.is_wait() || error.is_lost_reply()) => {
-                    tracing::debug!(%error, "retrying an acquisition");
+                    if std::mem::replace(&mut has_failed, true) {
+                        tracing::debug!(%error, "retrying an acquisition");
+                    } else {
+                        tracing::warn!(key = %self.request.key(), %error, "retrying an acquisition");
+                    }
                     *last = Some(error);
                     sleep(pauses.next()).await;
                 }
-                Err(error) if error.code() == "ERR" && self.shortens_lease().await => {}
+                Err(error) if self.shortens_lease(&error).await => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Whether the server has lowered the longest lease below that of the request, which then gets
-    /// a shorter one.
-    async fn shortens_lease(&mut self) -> bool {
-        let Request { core, subject, options, slot, lease } = &*self.request;
-        drop(core.learn(*slot).await);
+    /// Whether the server refuses the lease of the request as too long. Then the request gets a
+    /// shorter one.
+    async fn shortens_lease(&mut self, refusal: &Error) -> bool {
+        let Request { core, subject, options, lease, .. } = &*self.request;
+        core.learn_from(refusal);
         let shorter = Request::new(core, subject.clone(), options).await;
         let is_shorter = shorter.lease < *lease;
         self.request = Arc::new(shorter);
@@ -263,7 +273,7 @@ impl Attempt {
     }
 
     /// Sends the request, and waits for its outcome if `wait` says so.
-    async fn ask(&mut self, wait: Wait) -> Result<Step, Error> {
+    async fn ask(&mut self, wait: Wait, last: &mut Option<Error>) -> Result<Step, Error> {
         if !wait.is_wait() {
             return self.ask_once().await;
         }
@@ -281,15 +291,16 @@ impl Attempt {
         let within = wait.left().map_or(Duration::MAX, |left| left + PATIENCE).min(core.common.command_timeout);
         let reply = core.ask_over(&node, &link, &command, false, within).await;
         match self.hear(&reply) {
-            Ok(Answer::Waits) => self.await_message(letter, subscription.gone.clone(), link).await,
+            Ok(Answer::Waits) => {
+                // The server answers again when the time is over, so silence is a failure too.
+                *last = Some(no_answer());
+                self.await_message(letter, subscription.gone.clone(), link).await
+            }
             Ok(answer) => self.conclude(answer, &reply),
             Err(error) => match core.servers.redirected(&error, &link) {
                 // The other node has the key but does not own the slot yet. It cannot publish on a
                 // channel of the slot, so do not wait there.
-                Some((_, true)) => match Box::pin(self.ask_once()).await? {
-                    Step::NotGranted => Err(error),
-                    step => Ok(step),
-                },
+                Some((_, true)) => Box::pin(self.ask_once()).await,
                 _ => Err(error),
             },
         }
@@ -350,7 +361,7 @@ impl Attempt {
                 self.is_open = false;
                 Ok(Step::Granted(Held::first(hold)))
             }
-            Ok(None) => Ok(Step::Again { pauses: true }),
+            Ok(None) => Err(Error::unavailable("the grant arrived after its lease had ended")),
             Err(error) => {
                 // The hold that began in a closed client releases itself.
                 self.is_open &= error != Error::Closed;
@@ -360,7 +371,7 @@ impl Attempt {
     }
 
     /// Waits for the message that ends the wait. The message may be lost, alone or with its
-    /// subscription; the server drops the waiter when the connection that sent the request closes.
+    /// subscription; the server drops the waiter when it sees the connection of the request close.
     #[tracing::instrument(name = "wait", level = "debug", skip_all)]
     async fn await_message(
         &mut self,
@@ -378,7 +389,7 @@ impl Attempt {
         match message {
             None => {
                 self.is_lost = true;
-                Ok(Step::Again { pauses: false })
+                Ok(Step::Again)
             }
             Some(Message::NotGranted) => {
                 self.used();
@@ -394,7 +405,7 @@ impl Attempt {
             Some(Message::Granted(tokens)) if tokens.len() == self.request.subject.keys.len() => {
                 Ok(Step::Pending(tokens))
             }
-            Some(Message::Granted(_)) => Ok(Step::Again { pauses: true }),
+            Some(Message::Granted(_)) => Err(Error::unavailable("the message of the grant lacks tokens")),
         }
     }
 
@@ -410,7 +421,7 @@ impl Attempt {
                     self.request.release_each(&tokens, self.id + 1).await;
                 }
                 self.used();
-                Ok(Step::Again { pauses: false })
+                Ok(Step::Again)
             }
             // Sending the same request again confirms the grant as well.
             Err(error) => {

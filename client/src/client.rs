@@ -14,12 +14,9 @@ use crate::clock::Clock;
 use crate::core::Core;
 use crate::metrics::{Meter, Metrics};
 use crate::node::{Node, Servers, Single};
-use crate::options::LONGEST;
+use crate::options::{LONGEST, SHORTEST};
 use crate::renewal::Renewals;
 use crate::transport::{Common, Direct};
-
-/// The shortest interval between pings of a silent connection.
-const SHORTEST_PING_AFTER: Duration = Duration::from_millis(10);
 
 /// A connection to one server, a primary under Sentinel, or a cluster. Clones are cheap and share
 /// everything.
@@ -39,7 +36,7 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     /// Connects to one server, `redis://[user:password@]host[:port][/db]`, with the default
-    /// options.
+    /// options. If it is a node of a cluster, requests for keys of other nodes fail.
     ///
     /// # Errors
     ///
@@ -107,26 +104,28 @@ impl Default for Builder {
 impl Builder {
     /// The time limit for one command. The client retries `try_acquire`, requests about a
     /// semaphore, and requests of an [`Observer`](crate::Observer) for this long. It replaces a
-    /// connection that delivers nothing for this long after a command. Default: 5 s; the longest is
-    /// 365 days.
+    /// connection that delivers nothing for this long after a command. Default: 5 s; a value outside
+    /// 10 ms to 365 days is replaced by the nearer of the two.
     #[must_use]
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
-        self.command_timeout = timeout.min(LONGEST);
+        self.command_timeout = timeout.clamp(SHORTEST, LONGEST);
         self
     }
 
-    /// The time limit for connecting, which takes two round trips. Default: 5 s.
+    /// The time limit for connecting, which takes two round trips. Default and range: as of
+    /// [`command_timeout`](Self::command_timeout).
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout;
+        self.connect_timeout = timeout.clamp(SHORTEST, LONGEST);
         self
     }
 
     /// How often the client checks its connections while a request waits. They are silent then, and
-    /// nothing else would show that one is dead. Default: 5 s; the minimum is 10 ms.
+    /// nothing else would show that one is dead. Default and range: as of
+    /// [`command_timeout`](Self::command_timeout).
     #[must_use]
     pub fn ping_after(mut self, span: Duration) -> Self {
-        self.ping_after = span.max(SHORTEST_PING_AFTER);
+        self.ping_after = span.clamp(SHORTEST, LONGEST);
         self
     }
 
@@ -277,9 +276,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ping_interval_is_at_least_10_ms() {
-        let ping_after = |span| Client::builder().ping_after(span).ping_after;
-        assert_eq!(ping_after(Duration::ZERO), Duration::from_millis(10));
-        assert_eq!(ping_after(Duration::from_secs(7)), Duration::from_secs(7));
+    fn time_limits_are_10_ms_to_365_days() {
+        let seconds = Duration::from_secs(7);
+        let spans = [(Duration::ZERO, SHORTEST), (seconds, seconds), (Duration::MAX, LONGEST)];
+        for (span, meant) in spans {
+            let options = Client::builder().ping_after(span).command_timeout(span).connect_timeout(span);
+            assert_eq!([options.ping_after, options.command_timeout, options.connect_timeout], [meant; 3]);
+        }
     }
 }

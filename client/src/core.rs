@@ -174,7 +174,7 @@ impl Core {
         within: Duration,
     ) -> Reply {
         let sent = self.now();
-        let said = if is_asking {
+        let mut said = if is_asking {
             let mut both = Pipeline::with_capacity(2);
             both.cmd("ASKING").add_command(command.clone());
             let last =
@@ -183,6 +183,9 @@ impl Core {
         } else {
             link.ask(command, within).await
         };
+        if self.servers.slot_of(&[]).is_none() {
+            said = said.map_err(Error::without_cluster);
+        }
         if let Err(error) = &said {
             if error.is_lost_reply() && link.is_silent_since(sent) {
                 node.abandon(link);
@@ -240,6 +243,17 @@ impl Core {
         let us = u64::try_from(longest.unwrap_or(LONGEST).as_micros()).unwrap_or(u64::MAX);
         self.longest_lease_us.store(us, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Learns the longest lease from the refusal of a longer one. The server may have lowered it, or
+    /// ACL rules may forbid INFO.
+    pub(crate) fn learn_from(&self, refusal: &Error) {
+        if let Error::Refused { message, .. } = refusal
+            && let Some(longest) = wire::longest_lease_of_refusal(message)
+        {
+            let us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
+            self.longest_lease_us.store(us, Ordering::Relaxed);
+        }
     }
 
     /// The longest lease that the server of a slot grants.

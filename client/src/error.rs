@@ -9,7 +9,8 @@ use redis::{ErrorKind, RedisError, Value};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock was not granted within the timeout.
+    /// Another owner held the lock for the whole timeout. If the server could not be asked, the
+    /// error is [`Unavailable`](Self::Unavailable).
     #[error("timed out waiting for the lock")]
     Timeout,
     /// The hold ended before its release: its lease or session expired, or an operator took the
@@ -121,6 +122,18 @@ impl Error {
             Self::Deadlock(_) => "DEADLOCK",
             Self::Superseded => "SUPERSEDED",
             _ => "",
+        }
+    }
+
+    /// The error for a client that does not connect to a cluster and follows no redirections: the
+    /// server is a node of a cluster, and would redirect the request again.
+    pub(crate) fn without_cluster(self) -> Self {
+        match self {
+            Self::Unavailable { code, message, .. } if matches!(code.as_str(), "MOVED" | "ASK") => {
+                let message = format!("{message}; the server is a node of a cluster, so connect to the cluster");
+                Self::Refused { code, message }
+            }
+            error => error,
         }
     }
 

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use crate::Error;
-use crate::acquire::Wait;
+use crate::acquire::{Wait, no_answer};
 use crate::held::Held;
 use crate::kinds::{Keepable, Kind, Permits, Read, Reentrant, Write};
 use crate::options::{Options, SHORTEST, check_span};
@@ -87,6 +87,14 @@ impl<K: Kind> Guard<K> {
         self.held.hold.valid_for()
     }
 
+    /// The lease in force: for how long the latest answer of the server made the hold valid, counted
+    /// from the sending of its request. It is at most the
+    /// [`session_grace`](crate::Lock::session_grace), and shorter than the lease of the lock if the
+    /// server allows only a shorter one (`rlock.max-lease-ms`).
+    pub fn lease(&self) -> Duration {
+        self.held.hold.lease()
+    }
+
     /// Resolves as soon as the hold is no longer valid: shortly before its lease expires on the
     /// server, when a renewal finds it gone, and when it is released. Each poll reads the clock, so
     /// after a pause of the process the first poll resolves.
@@ -146,7 +154,7 @@ impl<K: Kind> Guard<K> {
         self.held.hold.renew(None).await
     }
 
-    /// Renews now, so that the lease lasts at least `lease` from now, 1 ms to 365 days. A lease
+    /// Renews now, so that the lease lasts at least `lease` from now, 10 ms to 365 days. A lease
     /// that already lasts longer is not shortened.
     ///
     /// # Cancel safety
@@ -284,8 +292,9 @@ impl Guard<Read> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if other readers still hold the lock after that time; otherwise as
-    /// [`upgrade`](Self::upgrade).
+    /// [`Error::Timeout`] if other readers still hold the lock after that time;
+    /// [`Error::Unavailable`] as of [`Lock::acquire_timeout`](crate::Lock::acquire_timeout);
+    /// otherwise as [`upgrade`](Self::upgrade).
     pub async fn upgrade_timeout(&self, timeout: Duration) -> Result<Guard<Write>, Error> {
         self.upgrade_within(Wait::within(timeout)).await
     }
@@ -298,7 +307,7 @@ impl Guard<Read> {
         let writer = self.acquire(Family::Write, wait).await?.ok_or(Error::Timeout)?;
         // If the read lock is still held now, no other writer held the lock before the grant.
         match limit {
-            Some(limit) => tokio::time::timeout_at(limit, self.renew()).await.unwrap_or(Err(Error::Timeout))?,
+            Some(limit) => tokio::time::timeout_at(limit, self.renew()).await.unwrap_or_else(|_| Err(no_answer()))?,
             None => self.renew().await?,
         }
         Ok(writer)

@@ -1,6 +1,9 @@
 //! A hold: how long it is valid, and how it ends.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -94,7 +97,7 @@ impl Hold {
         let ends_at = options.ends_by.or_else(|| options.max_hold.map(|most| sent.after(most)));
         let terms =
             Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
-        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease));
+        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease), core.longest_known_lease());
         if core.now() >= validity.ends() {
             return Ok(None);
         }
@@ -151,6 +154,11 @@ impl Hold {
         left
     }
 
+    /// For how long the latest answer made the hold valid.
+    pub(crate) fn lease(&self) -> Duration {
+        self.state().validity.span()
+    }
+
     pub(crate) fn is_held(self: &Arc<Self>) -> bool {
         !self.valid_for().is_zero()
     }
@@ -188,19 +196,22 @@ impl Hold {
         })
     }
 
-    /// Resolves when the hold is no longer valid. Reads the clock itself, so it does not depend on
-    /// the client's task.
+    /// Resolves when the hold is no longer valid. Each poll reads the clock, so it depends neither
+    /// on the client's task nor on a timer that is late.
     pub(crate) async fn lost(self: Arc<Self>) {
         loop {
             let left = self.valid_for();
             if left.is_zero() {
                 return;
             }
-            tokio::select! {
-                biased;
-                () = self.over.cancelled() => return,
-                () = sleep(left.min(LONGEST_NAP)) => {}
-            }
+            let mut waits = pin!(async {
+                tokio::select! {
+                    biased;
+                    () = self.over.cancelled() => {}
+                    () = sleep(left.min(LONGEST_NAP)) => {}
+                }
+            });
+            poll_fn(|context| if self.is_held() { waits.as_mut().poll(context) } else { Poll::Ready(()) }).await;
         }
     }
 
@@ -270,7 +281,7 @@ impl Hold {
         let mut state = self.state();
         let failed = match (left, link) {
             (Ok(left), Some(link)) => {
-                state.validity.renewed(&self.terms, sent, left);
+                state.validity.renewed(&self.terms, sent, left, self.request.core.longest_known_lease());
                 state.link = Arc::downgrade(link);
                 state.kept = self.terms.session_grace.map(|_| link.clone());
                 (state.not_before, state.pauses, state.has_failed) = (now, Pauses::default(), false);
@@ -286,11 +297,7 @@ impl Hold {
         // The application's metrics may ask the guard.
         drop(state);
         if let Some(error) = failed {
-            if error.code() == "ERR" {
-                // The server may have lowered the longest lease.
-                let request = self.request.clone();
-                self.request.core.in_background(async move { drop(request.core.learn(request.slot).await) });
-            }
+            self.request.core.learn_from(&error);
             tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
             self.request.core.meter.count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
         }

@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+
 use crate::Error;
 use crate::acquire::{Wait, Wanted};
 use crate::client::Client;
@@ -102,7 +104,8 @@ impl<K: Kind> Lock<K> {
         self.within(Wait::Until(None)).await?.ok_or(Error::Timeout)
     }
 
-    /// Acquires the lock, waiting no longer than `timeout`, or 250 ms more if no server answers.
+    /// Acquires the lock, waiting no longer than `timeout`, or 250 ms more if no server answers. A
+    /// `timeout` above 365 days is no limit.
     ///
     /// # Cancel safety
     ///
@@ -110,8 +113,9 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if the lock was not granted in that time; otherwise as
-    /// [`acquire`](Self::acquire).
+    /// [`Error::Timeout`] if another owner held the lock for that time. [`Error::Unavailable`] with
+    /// the last failure if the server was unreachable, silent or refusing when the time ended.
+    /// Otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<Guard<K>, Error> {
         self.within(Wait::within(timeout)).await?.ok_or(Error::Timeout)
     }
@@ -132,15 +136,17 @@ impl<K: Kind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire). [`Error::Lost`] if the lock was lost before `work` completed.
-    /// The result of `work` is never discarded for a failed release, which is only logged.
+    /// As [`acquire`](Self::acquire). [`Error::Lost`] if the lock was lost before `work` completed,
+    /// or if the release finds that the hold had ended; a result of `work` is then discarded. Any
+    /// other failure of the release is only logged.
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&Guard<K>) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         run(guard, work, Guard::lost, |guard| async move { guard.release().await }, &self.client).await
     }
 
     /// Elects a leader: waits for the lock, and runs `work` while it is held. After a loss of the
-    /// lock it waits again. Returns the result of the first `work` that completes.
+    /// lock it waits again. Returns the result of the first `work` that completes while the lock is
+    /// held.
     ///
     /// If the lock is lost, `work` is dropped at once. It owns the guard: while the guard lives,
     /// the lock is not released.
@@ -187,8 +193,8 @@ impl<K: Kind> Lock<K> {
     }
 }
 
-/// Runs `work` under a guard, then releases the guard. Stops at once if the lock is lost, and never
-/// discards the result of `work`.
+/// Runs `work` under a guard, then releases the guard. If the lock is lost, polls `work` no more,
+/// and returns no result of it.
 pub(crate) async fn run<G, T, L, R>(
     guard: G,
     work: impl AsyncFnOnce(&G) -> T,
@@ -200,15 +206,21 @@ where
     L: Future<Output = ()>,
     R: Future<Output = Result<(), Error>>,
 {
-    let lost = lost(&guard);
+    let mut lost = std::pin::pin!(lost(&guard));
+    // After a stall of the process both are ready. Each poll of `lost` reads the clock.
     let done = tokio::select! {
         biased;
+        () = &mut lost => return Err(Error::Lost),
         done = work(&guard) => done,
-        () = lost => return Err(Error::Lost),
     };
+    // The last step of `work` may have outlasted the hold.
+    if lost.now_or_never().is_some() {
+        return Err(Error::Lost);
+    }
     // After `command_timeout` the release goes on in the background.
     match tokio::time::timeout(client.core.common.command_timeout, release(guard)).await {
         Ok(Ok(())) => {}
+        Ok(Err(Error::Lost)) => return Err(Error::Lost),
         Ok(Err(error)) => tracing::warn!(%error, "the work is done, but its lock could not be released"),
         Err(_) => tracing::warn!("the work is done, but releasing its lock timed out"),
     }

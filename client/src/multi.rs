@@ -97,8 +97,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] if not all keys were granted in that time; then none is held. Otherwise
-    /// as [`acquire`](Self::acquire).
+    /// As [`Lock::acquire_timeout`](crate::Lock::acquire_timeout) if not all keys were granted in
+    /// that time; then none is held. Otherwise as [`acquire`](Self::acquire).
     pub async fn acquire_timeout(&self, timeout: Duration) -> Result<MultiGuard, Error> {
         self.take(Wait::within(timeout)).await?.ok_or(Error::Timeout)
     }
@@ -111,8 +111,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if one of the locks was lost before
-    /// `work` completed.
+    /// As [`acquire`](Self::acquire), and [`Error::Lost`] as of [`Lock::run`](crate::Lock::run) if
+    /// one of the locks was lost.
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&MultiGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         // Acquiring succeeds only with at least one client.
@@ -275,12 +275,15 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// The first error, as of [`Guard::release`](crate::Guard::release). All other keys are
-    /// released nevertheless.
+    /// [`Error::Lost`] if one of the holds had ended before, otherwise the first error, as of
+    /// [`Guard::release`](crate::Guard::release). All other keys are released nevertheless.
     pub async fn release(mut self) -> Result<(), Error> {
         let mut outcome = Ok(());
         while let Some(held) = self.holds.pop() {
-            outcome = outcome.and(held.release(None).await);
+            outcome = match held.release(None).await {
+                Err(Error::Lost) => Err(Error::Lost),
+                released => outcome.and(released),
+            };
         }
         outcome
     }

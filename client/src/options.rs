@@ -9,11 +9,9 @@ use crate::clock::Moment;
 /// The lease if the caller gives none.
 pub(crate) const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-/// The shortest lease that the module accepts.
-pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
-
-/// The shortest session grace, which leaves time for a renewal.
-const SHORTEST_SESSION: Duration = Duration::from_millis(10);
+/// The shortest lease and session grace. Of a shorter one the margin for the clocks would leave no
+/// time in which the hold is valid and a renewal can be answered.
+pub(crate) const SHORTEST: Duration = Duration::from_millis(10);
 
 /// The longest lease and session grace that the module accepts.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -73,8 +71,9 @@ impl Options {
         check_span("lease", self.lease, SHORTEST)?;
         let spans = [
             ("max_hold", self.max_hold, SHORTEST),
-            ("session_grace", self.session_grace, SHORTEST_SESSION),
+            ("session_grace", self.session_grace, SHORTEST),
             ("grace", self.place_grace, Duration::ZERO),
+            ("replicas timeout", self.replicas.map(|(_, timeout)| timeout), Duration::ZERO),
         ];
         for (name, span, shortest) in spans {
             span.map_or(Ok(()), |span| check_span(name, span, shortest))?;
@@ -98,9 +97,9 @@ impl Options {
 /// Adds the options to a builder that implements `options_mut`.
 macro_rules! option_methods {
     () => {
-        /// How long the hold lives without renewal, 1 ms to 365 days, in whole milliseconds. The
-        /// guard renews it every third of this time. After a crash of the holder the lock stays
-        /// held for up to this time. Default: 30 s.
+        /// How long the hold lives without renewal, 10 ms to 365 days. The guard renews it every
+        /// third of this time. After a crash of the holder the lock stays held for up to this time.
+        /// Default: 30 s.
         #[must_use]
         pub fn lease(mut self, lease: std::time::Duration) -> Self {
             let options = self.options_mut();
@@ -117,7 +116,7 @@ macro_rules! option_methods {
             self
         }
 
-        /// Ends the hold this long after its grant, even if it is renewed.
+        /// Ends the hold this long after its grant, 10 ms to 365 days, even if it is renewed.
         #[must_use]
         pub fn max_hold(mut self, most: std::time::Duration) -> Self {
             self.options_mut().max_hold = Some(most);
@@ -176,8 +175,8 @@ macro_rules! option_methods {
             self
         }
 
-        /// Reports a grant only after this many replicas have acknowledged it within `timeout`.
-        /// Otherwise the client releases the lock and fails with
+        /// Reports a grant only after this many replicas have acknowledged it within `timeout`, 0 to
+        /// 365 days. Otherwise the client releases the lock and fails with
         /// [`Error::Replicas`](crate::Error::Replicas). Each acquisition opens a connection for
         /// this.
         #[must_use]

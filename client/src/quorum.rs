@@ -21,7 +21,7 @@ use crate::client::{Builder, Client};
 use crate::held::Held;
 use crate::hold::Hold;
 use crate::lock::run;
-use crate::options::{Options, option_methods};
+use crate::options::{Options, check_span, option_methods};
 use crate::sync::lock;
 use crate::wire::Family;
 
@@ -153,8 +153,8 @@ impl QuorumLock {
 
     option_methods!();
 
-    /// How long to wait for one server's answer. It should be short compared with the lease.
-    /// Default: 250 ms.
+    /// How long to wait for one server's answer, 1 ms to 365 days. It should be short compared with
+    /// the lease. Default: 250 ms.
     #[must_use]
     pub fn server_timeout(mut self, timeout: Duration) -> Self {
         self.server_timeout = timeout;
@@ -181,6 +181,7 @@ impl QuorumLock {
     /// if servers fail with these errors and the others are no majority.
     pub async fn try_acquire(&self) -> Result<Option<QuorumGuard>, Error> {
         self.wanted.check()?;
+        check_span("server_timeout", self.server_timeout, Duration::from_millis(1))?;
         let servers = self.quorum.clients.len();
         let (mut attempts, mut misfits) = (JoinSet::new(), Vec::new());
         for client in self.quorum.clients.iter() {
@@ -291,8 +292,7 @@ impl QuorumLock {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), and [`Error::Lost`] if the lock was lost before `work`
-    /// completed.
+    /// As [`acquire`](Self::acquire), and [`Error::Lost`] as of [`Lock::run`](crate::Lock::run).
     pub async fn run<T>(&self, work: impl AsyncFnOnce(&QuorumGuard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         run(guard, work, QuorumGuard::lost, |guard| async move { guard.release().await }, &self.quorum.clients[0]).await

@@ -95,13 +95,11 @@ impl Releasing {
             let reply = request.ask(&release, left).await;
             let Err(error) = reply.said else { return Ok(()) };
             let is_done = self.is_repeated && request.core.now() < self.release.relied_until;
-            if !error.is_retryable() && request.subject.is_many() {
-                // An earlier copy has released all keys or none.
-                let held = request.release_each(&self.release.tokens, id).await;
-                return if is_done && held == 0 { Ok(()) } else { Err(error) };
-            }
+            let many = !error.is_retryable() && request.subject.is_many();
+            // An earlier copy has released all keys or none.
+            let held = if many { request.release_each(&self.release.tokens, id).await } else { 0 };
             if error.ends_a_hold() {
-                return if is_done { Ok(()) } else { Err(Error::Lost) };
+                return if is_done && held == 0 { Ok(()) } else { Err(Error::Lost) };
             }
             if error.code() == "ERR" && self.release.keep.take().is_some() {
                 // Another client holds the lock for the same shared owner, so only this client's

@@ -76,8 +76,9 @@ impl Request {
         let sent = self.core.now();
         let answers = link.ask_all(&pipeline, within).await.inspect_err(|_| {
             if link.is_silent_since(sent) {
-                // The server drops everything sent over a connection when that closes, so later
-                // commands cannot be overtaken.
+                // Later commands go over another connection. What was sent over this one may still
+                // arrive: the server may grant an ACQUIRE after its settlement. The claim or the
+                // lease then ends that hold.
                 node.abandon(&link);
                 link.close();
             }

@@ -14,7 +14,8 @@ use crate::wire;
 
 /// Sends `CANCEL` and then `RELEASE` in the background, until `CANCEL` has ended the wait, both
 /// have a final answer, or the lease has passed. They use the connection of the request, so that
-/// they cannot overtake it; if that has closed, they use another one.
+/// they cannot overtake it. If that has closed, they use another one: a request that the server
+/// reads after them may be granted, and its claim or lease ends that hold.
 ///
 /// Later requests of a named owner find its `desks` and wait for the `turn`: until this is done, or
 /// the server has answered both commands, but refused one for now (a slot that moves). The id of

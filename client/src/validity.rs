@@ -77,6 +77,8 @@ pub(crate) enum Step {
 pub(crate) struct Validity {
     /// When the latest answered request was sent.
     sent: Moment,
+    /// For how long it made the hold valid.
+    span: Duration,
     lease_ends: Moment,
     deadline: Moment,
     renew_at: Moment,
@@ -85,22 +87,34 @@ pub(crate) struct Validity {
 impl Validity {
     /// After the answer to an ACQUIRE or RENEW. A RENEW answers with the time left on the server,
     /// counted from a moment not before `sent`. It is less than requested if an EXPIRE was set on
-    /// the key.
-    pub(crate) fn given(terms: &Terms, sent: Moment, left: Duration) -> Self {
-        let effective = terms.effective(left);
-        let due = sent.after(terms.effective(left.min(terms.lease)) / RENEWALS_PER_LEASE);
+    /// the key. It is more than `longest`, the longest lease that the server grants, if the server
+    /// has granted longer ones before: after a failover, other owners wait for `longest` only.
+    pub(crate) fn given(terms: &Terms, sent: Moment, left: Duration, longest: Duration) -> Self {
+        let effective = terms.effective(left.min(longest));
+        let due = sent.after(effective.min(terms.lease) / RENEWALS_PER_LEASE);
         let step_us = u64::try_from((effective / ROUNDS_PER_SPAN).as_micros()).unwrap_or(u64::MAX);
         // All steps are powers of two, so that renewals of different holds coincide.
         let step = Duration::from_micros(step_us.checked_ilog2().map_or(1, |bits| 1 << bits));
         let ends = |span| sent.after(less_margin(span)).min(terms.ends_at.unwrap_or(Moment::NEVER));
-        Self { sent, lease_ends: ends(left), deadline: ends(effective), renew_at: due.rounded_down(step) }
+        Self {
+            sent,
+            span: effective,
+            lease_ends: ends(left),
+            deadline: ends(effective),
+            renew_at: due.rounded_down(step),
+        }
     }
 
     /// After the answer to a RENEW. Does nothing if the answer to a later RENEW came first.
-    pub(crate) fn renewed(&mut self, terms: &Terms, sent: Moment, left: Duration) {
+    pub(crate) fn renewed(&mut self, terms: &Terms, sent: Moment, left: Duration, longest: Duration) {
         if sent >= self.sent {
-            *self = Self::given(terms, sent, left);
+            *self = Self::given(terms, sent, left, longest);
         }
+    }
+
+    /// For how long the latest answer made the hold valid, counted from the sending of its request.
+    pub(crate) fn span(&self) -> Duration {
+        self.span
     }
 
     /// When the hold becomes invalid without further renewals.
@@ -141,6 +155,7 @@ impl Validity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::LONGEST;
     use proptest::prelude::*;
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -156,8 +171,12 @@ mod tests {
         Terms { lease: LEASE, session_grace: None, renews: true, ends_at: None }
     }
 
+    fn given(terms: &Terms, left: Duration) -> Validity {
+        Validity::given(terms, at(0), left, LONGEST)
+    }
+
     fn step(terms: &Terms, is_closed: bool, ms: u64) -> Step {
-        Validity::given(terms, at(0), terms.lease).next_step(terms, is_closed, at(0), at(ms))
+        given(terms, terms.lease).next_step(terms, is_closed, at(0), at(ms))
     }
 
     #[test]
@@ -172,7 +191,7 @@ mod tests {
         let Step::Sleep(due) = step(&terms(), OPEN, 0) else { panic!("the renewal is not due yet") };
         assert!((at(9_500)..=at(10_000)).contains(&due), "{due:?}");
         assert_eq!(step(&terms(), OPEN, 10_000), Step::Renew(LEASE));
-        let validity = Validity::given(&terms(), at(0), LEASE);
+        let validity = given(&terms(), LEASE);
         assert_eq!(validity.next_step(&terms(), OPEN, at(12_000), at(10_000)), Step::Sleep(at(12_000)), "a pause");
     }
 
@@ -191,11 +210,11 @@ mod tests {
     #[test]
     fn renewals_do_not_exceed_max_hold() {
         let terms = Terms { ends_at: Some(at(20_000)), ..terms() };
-        let short = Validity::given(&terms, at(0), Duration::from_secs(15));
+        let short = given(&terms, Duration::from_secs(15));
         assert_eq!(short.next_step(&terms, OPEN, at(0), at(12_000)), Step::Renew(Duration::from_secs(8)));
         assert_eq!(step(&terms, OPEN, 20_000), Step::Lose);
-        let mut validity = Validity::given(&terms, at(0), Duration::from_secs(15));
-        validity.renewed(&terms, at(12_000), Duration::from_secs(8));
+        let mut validity = given(&terms, Duration::from_secs(15));
+        validity.renewed(&terms, at(12_000), Duration::from_secs(8), LONGEST);
         assert!(
             matches!(validity.next_step(&terms, OPEN, at(0), at(18_000)), Step::Sleep(_)),
             "a renewal would gain nothing"
@@ -204,11 +223,27 @@ mod tests {
 
     #[test]
     fn expire_on_the_key_shortens_validity_and_a_late_answer_is_ignored() {
-        let mut validity = Validity::given(&terms(), at(0), LEASE);
-        validity.renewed(&terms(), at(1000), Duration::from_secs(5));
+        let mut validity = given(&terms(), LEASE);
+        validity.renewed(&terms(), at(1000), Duration::from_secs(5), LONGEST);
         assert_eq!(validity.ends(), at(6000 - 50 - 2));
-        validity.renewed(&terms(), at(500), LEASE);
+        validity.renewed(&terms(), at(500), LEASE, LONGEST);
         assert_eq!(validity.ends(), at(6000 - 50 - 2));
+    }
+
+    /// The server does not shorten a lease that it has granted.
+    #[test]
+    fn validity_follows_the_longest_lease_downwards() {
+        let longest = Duration::from_secs(3);
+        let mut validity = given(&terms(), LEASE);
+        validity.renewed(&terms(), at(1000), Duration::from_secs(29), longest);
+        assert_eq!(validity.ends(), at(4000 - 30 - 2));
+        assert_eq!(validity.next_step(&terms(), OPEN, at(0), at(2000)), Step::Renew(LEASE), "after a third of it");
+        let fixed = Terms { renews: false, session_grace: Some(GRACE * 2), ..terms() };
+        let mut validity = given(&fixed, LEASE);
+        validity.renewed(&fixed, at(1000), Duration::from_secs(29), longest);
+        assert_eq!(validity.ends(), at(4000 - 30 - 2));
+        let Step::Renew(left) = validity.next_step(&fixed, OPEN, at(0), at(2000)) else { panic!("it is due") };
+        assert!(left > Duration::from_secs(27), "the fixed lease still ends when it was to: {left:?}");
     }
 
     proptest! {
@@ -223,7 +258,7 @@ mod tests {
             let lease = Duration::from_millis(lease_ms);
             let terms = Terms { lease, ..terms() };
             let server_ends = at(way_ms).after(lease.mul_f64(1.0 - drift));
-            prop_assert!(Validity::given(&terms, at(0), lease).ends() <= server_ends);
+            prop_assert!(given(&terms, lease).ends() <= server_ends);
         }
     }
 }

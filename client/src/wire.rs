@@ -290,6 +290,12 @@ pub(crate) fn longest_lease(info: &str) -> Option<Duration> {
     (ms > 0).then(|| Duration::from_millis(ms))
 }
 
+/// The longest lease that the server grants, from its refusal of a longer one.
+pub(crate) fn longest_lease_of_refusal(message: &str) -> Option<Duration> {
+    let (_, longest) = message.split_once("is longer than rlock.max-lease-ms, which is ")?;
+    longest.split(' ').next()?.parse().ok().map(Duration::from_millis)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,7 +393,10 @@ mod tests {
     }
 
     #[test]
-    fn longest_lease_is_read_from_info() {
+    fn longest_lease_is_read_from_info_and_from_a_refusal() {
+        let refusal = "the lease of 6000 ms is longer than rlock.max-lease-ms, which is 5000 ms";
+        assert_eq!(longest_lease_of_refusal(refusal), Some(Duration::from_secs(5)));
+        assert_eq!(longest_lease_of_refusal("the claim of 6000 ms is longer than the lease, which is 5000 ms"), None);
         assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:5000\r\n"), Some(Duration::from_secs(5)));
         assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:0\r\n"), None);
     }

@@ -72,6 +72,25 @@ async fn lease_follows_the_longest_one_that_the_server_lowers() {
     assert!(held.valid_for() <= Duration::from_secs(4));
 }
 
+/// The server keeps a lease that it granted before its setting was lowered. After a failover other
+/// owners wait only for the new one.
+#[tokio::test]
+async fn validity_follows_the_longest_lease_downwards() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let held = client.lock("held").acquire().await.expect("a free lock");
+    server.client().call("CONFIG SET rlock.max-lease-ms 1000");
+    // The client learns of it.
+    client.lock("other").acquire().await.expect("a free lock").release().await.expect("it was held");
+    held.renew().await.expect("it is held");
+    assert!(server.client().call("RLOCK.PTTL held").int() > 20_000);
+    assert!(held.valid_for() <= Duration::from_secs(1), "{:?}", held.valid_for());
+    // Time itself: three such leases.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(held.is_held(), "it is renewed more often now");
+    held.release().await.expect("it was held");
+}
+
 /// The CPU time of this thread.
 fn time_of_this_thread() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -251,6 +270,40 @@ async fn errors_name_the_problem() {
     assert!(matches!(rlock_client::Client::connect("nonsense").await, Err(Error::Argument(_))));
     let unreachable = format!("redis://127.0.0.1:{}/", crate::support::free_port());
     assert!(matches!(rlock_client::Client::connect(&unreachable).await, Err(Error::Unavailable { .. })));
+}
+
+/// A request with such a duration would fail at the server, or never end.
+#[tokio::test]
+async fn durations_out_of_range_are_arguments() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let is_argument = |outcome: Result<(), Error>, name: &str| match outcome {
+        Err(Error::Argument(text)) => assert!(text.starts_with(name), "{text}"),
+        other => panic!("{other:?}"),
+    };
+    let year = Duration::from_secs(366 * 24 * 60 * 60);
+    for lease in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(9999), year, Duration::MAX] {
+        is_argument(client.lock("k").lease(lease).acquire().await.map(drop), "lease");
+        is_argument(client.lock("k").fixed_lease(lease).acquire().await.map(drop), "lease");
+        is_argument(client.lock("k").max_hold(lease).acquire().await.map(drop), "max_hold");
+        is_argument(client.lock("k").session_grace(lease).acquire().await.map(drop), "session_grace");
+    }
+    for long in [year, Duration::MAX] {
+        is_argument(client.lock("k").replicas(0, long).acquire().await.map(drop), "replicas timeout");
+        is_argument(client.fair_lock("k").grace(long).acquire().await.map(drop), "grace");
+        is_argument(client.semaphore("k").init_with_idle(1, long).await.map(drop), "idle");
+        let guard = client.lock("kept").acquire().await.expect("a free lock");
+        is_argument(guard.renew_for(long).await, "lease");
+        is_argument(guard.renew_for(Duration::ZERO).await, "lease");
+        is_argument(guard.release_and_keep(long).await, "keep");
+        eventually(|| server.client().holder("kept").is_none()).await;
+    }
+    let quorum = rlock_client::Quorum::new([client.clone()]).expect("a client");
+    for timeout in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        let refused = quorum.lock("k").server_timeout(timeout).acquire().await;
+        assert!(matches!(refused, Err(Error::Argument(_))), "{refused:?}");
+    }
+    assert_eq!(server.client().call("DBSIZE"), 0);
 }
 
 /// A client with write access to the key can make it expire. The next renewal reports that, and the

@@ -34,6 +34,7 @@ mod processes;
 mod proxy;
 mod quorum;
 mod restarts;
+mod scopes;
 mod sentinels;
 mod several_locks;
 // The servers and plain connections of the module's own tests. Some of it is unused here.

@@ -1,11 +1,15 @@
 //! Lost connections, and servers that restart.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
 use tokio::runtime::Handle;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::proxy::{Fate, Proxy};
+use crate::proxy::{Fate, Proxy, cuts_all};
 use crate::support::{Reply, Server, Stopwatch, free_port};
 use crate::{PATIENCE, command_stat, connect, connections, eventually, kill_connections, url};
 
@@ -242,6 +246,109 @@ async fn timed_request_for_unavailable_places_ends_in_time() {
     eventually(|| servers[0].client().holder("k").is_none()).await;
 }
 
+/// Where the server is when the time of a wait ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Outage {
+    Killed,
+    NeverReached,
+    /// A replica, without its master.
+    Demoted,
+    /// It has accepted the wait, and is silent afterwards.
+    SilentMeanwhile,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_that_ends_in_an_outage_carries_its_cause() {
+    for outage in [Outage::Killed, Outage::NeverReached, Outage::Demoted, Outage::SilentMeanwhile] {
+        let mut server = Server::start();
+        let proxy = Proxy::before(&server).await;
+        let client = Client::builder().connect_later(&proxy.url()).expect("an address");
+        if outage != Outage::NeverReached {
+            let guard = client.lock("k").acquire_timeout(PATIENCE).await.expect("free");
+            guard.release().await.expect("it was held");
+        }
+        server.client().call("RLOCK.ACQUIRE k other PX 600000");
+        server.client().call("RFAIRLOCK.ACQUIRE f other PX 600000");
+        match outage {
+            Outage::Killed => server.kill(),
+            Outage::NeverReached => proxy.set(cuts_all),
+            Outage::Demoted => drop(server.client().call(format!("REPLICAOF 127.0.0.1 {}", free_port()))),
+            Outage::SilentMeanwhile => {}
+        }
+        let timeout = Duration::from_millis(700);
+        let (lock, fair, all) = (client.lock("k"), client.fair_lock("f"), client.multi_lock(["k", "l"]));
+        let silence = async {
+            if outage == Outage::SilentMeanwhile {
+                eventually(|| server.client().info_number("rlock_waiting") == 3).await;
+                proxy.set(|_, _| Fate::Swallow);
+            }
+        };
+        let waits = async {
+            tokio::join!(lock.acquire_timeout(timeout), fair.acquire_timeout(timeout), all.acquire_timeout(timeout))
+        };
+        let ((one, fair, all), ()) = tokio::join!(waits, silence);
+        for error in [one.map(drop), fair.map(drop), all.map(drop)] {
+            let Err(error @ Error::Unavailable { .. }) = error else { panic!("{outage:?}: {error:?}") };
+            assert_eq!(error.code(), if outage == Outage::Demoted { "READONLY" } else { "" }, "{error:?}");
+        }
+        if outage == Outage::Killed {
+            server.restart();
+        }
+    }
+}
+
+/// Counts the warnings about acquisitions.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN && metadata.target() == "rlock_client::acquire"
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[tokio::test]
+async fn first_failure_of_a_wait_is_a_warning() {
+    let warnings = Warnings::default();
+    let _default = tracing::subscriber::set_default(warnings.clone());
+    let unreachable = format!("redis://127.0.0.1:{}/", free_port());
+    let client = Client::builder().connect_later(&unreachable).expect("an address");
+    // Long enough for some attempts.
+    let outcome = client.lock("k").acquire_timeout(Duration::from_millis(700)).await;
+    assert!(matches!(outcome, Err(Error::Unavailable { .. })), "{outcome:?}");
+    assert_eq!(warnings.0.load(Ordering::Relaxed), 1);
+}
+
+/// The server is back before the time ends, and another owner holds the lock.
+#[tokio::test]
+async fn wait_after_an_outage_is_contention() {
+    let server = Server::start();
+    let proxy = Proxy::before(&server).await;
+    let client = proxy.client().await;
+    server.client().call("RLOCK.ACQUIRE k other PX 600000");
+    proxy.set(cuts_all);
+    kill_connections(&server);
+    let waiting = tokio::spawn(async move { client.lock("k").acquire_timeout(Duration::from_secs(3)).await });
+    // Time itself: the first attempts fail.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.clear();
+    let outcome = waiting.await.expect("no panic");
+    assert!(matches!(outcome, Err(Error::Timeout)), "{outcome:?}");
+}
+
 /// The client adds the time limit to the current time, which must not overflow.
 #[tokio::test]
 async fn longest_command_timeout_is_accepted() {
@@ -251,6 +358,34 @@ async fn longest_command_timeout_is_accepted() {
     guard.release().await.expect("it was held");
     let guard = client.lock("k").acquire_timeout(Duration::MAX).await.expect("a grant");
     guard.release().await.expect("it was held");
-    let guard = client.lock("k").acquire_timeout(Duration::from_secs(1 << 40)).await.expect("a grant");
-    guard.release().await.expect("it was held");
+}
+
+/// The client adds the timeout to the current time, and a little more to that.
+#[tokio::test]
+async fn longest_wait_is_granted_like_any_other() {
+    let server = Server::start();
+    let client = connect(&server).await;
+    let mut longest = Duration::ZERO;
+    let spans = (0..63)
+        .rev()
+        .map(|bit| Duration::from_secs(1 << bit))
+        .chain((0..10).rev().map(|bit| Duration::from_millis(1 << bit)));
+    for span in spans {
+        if std::time::Instant::now().checked_add(longest + span).is_some() {
+            longest += span;
+        }
+    }
+    let almost = longest - Duration::from_millis(150);
+    for timeout in [Duration::from_secs(366 * 24 * 60 * 60), almost, Duration::MAX] {
+        let guard = client.lock("k").acquire().await.expect("a free lock");
+        let lock = client.lock("k");
+        let waiting = tokio::spawn(async move { lock.acquire_timeout(timeout).await });
+        eventually(|| server.client().waiting_owners("k").len() == 1).await;
+        guard.release().await.expect("it was held");
+        let guard = waiting.await.expect("no panic").expect("a grant");
+        for timeout in [Duration::ZERO, Duration::from_nanos(1)] {
+            assert!(matches!(client.lock("k").acquire_timeout(timeout).await, Err(Error::Timeout)));
+        }
+        guard.release().await.expect("it was held");
+    }
 }

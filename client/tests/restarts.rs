@@ -31,10 +31,9 @@ async fn holders_and_waiters_survive_a_restart_with_data() {
 /// holder has not noticed its loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restart_without_data_ends_holds_but_not_waits() {
-    let mut server = Server::with(&["rlock.quarantine-ms 3000"]);
+    let mut server = Server::with(&["rlock.max-lease-ms 3000", "rlock.exclusion restart"]);
     let client = connect(&server).await;
     let mut crowd = Crowd::of(&client, Duration::from_secs(3));
-    server.client().call("CONFIG SET rlock.quarantine-ms 0");
     crowd.hold(HOLDERS).await;
     crowd.wait(|| waiting(&server)).await;
     server.kill_and_restart_on_its_port();

@@ -30,6 +30,15 @@ pub(crate) enum Sweep {
     Bindings(Option<Binding>),
 }
 
+/// The progress after a pause of grants, in which the timer serves queues and unparks alarms.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Resume {
+    /// The names, from this slot on.
+    Names(u32),
+    /// The alarms of values, from this slot on.
+    Alarms(u32),
+}
+
 /// A MACQUIRE waiter whose keys are all available.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
@@ -53,21 +62,20 @@ pub(crate) struct Backlog {
     suspects: VecDeque<u64>,
     /// Leftovers of locks that ended in one step.
     leftovers: Vec<(Key, Leftovers)>,
-    /// After a period in which no hold could begin, the timer serves the queues of all names. This
-    /// is the slot of the next name.
-    resumed_from: Option<u32>,
+    resume: Option<Resume>,
     /// The alarm that has fired and is being processed.
     fired: Option<Alarm>,
 }
 
 impl Backlog {
-    /// Sets the slot from which the timer serves the queues of names; `None` if all are served.
-    pub(crate) fn set_resumed_from(&mut self, slot: Option<u32>) {
-        self.resumed_from = slot;
+    /// Sets the progress after a pause of grants; `None` if all is done.
+    pub(crate) fn set_resume(&mut self, resume: Option<Resume>) {
+        self.resume = resume;
     }
 
-    pub(crate) fn resumed_from(&self) -> Option<u32> {
-        self.resumed_from
+    /// The progress after a pause of grants.
+    pub(crate) fn resume(&self) -> Option<Resume> {
+        self.resume
     }
 
     /// Adds the key of a loaded value.

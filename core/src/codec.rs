@@ -137,7 +137,7 @@ pub fn decode(bytes: &[u8], now: Now) -> Result<Lock, DecodeError> {
     let mut lock = Lock::new(kind, permits);
     if has_idle {
         let idle_ms = reader.number_in(1..=MAX_LEASE_MS, "idle time")?;
-        let until_us = now.within_limits(now.from_unix_ms(reader.number()?));
+        let until_us = now.within(now.from_unix_ms(reader.number()?), MAX_LEASE_MS);
         apply(&mut lock, Event::Unused { idle_ms, until_us })?;
     }
     let holds = reader.number()?;

@@ -11,6 +11,7 @@ use crate::kind::{Kind, Mode};
 use crate::named::named;
 use crate::place::Stay;
 use crate::request::RequestMark;
+use crate::time::{MAX_LEASE_MS, Now};
 
 /// The part of a hold that can change during its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +64,14 @@ pub enum Phase {
     /// Released with `KEEP`: no owner holds the lock, and no request is granted before the
     /// deadline.
     Kept,
+}
+
+impl Phase {
+    /// How long a hold in this phase may still last: `longest_lease_ms`, but a kept lock stays
+    /// closed for as long as its owner has asked.
+    pub(crate) fn longest_ms(self, longest_lease_ms: u64) -> u64 {
+        if self == Self::Kept { MAX_LEASE_MS } else { longest_lease_ms }
+    }
 }
 
 named! {
@@ -214,6 +223,14 @@ pub enum Event {
 }
 
 impl Event {
+    /// Shortens what is left of the hold to the longest lease that may run: see
+    /// [`Lock::shorten_leases`](crate::Lock::shorten_leases).
+    pub fn shorten_lease(&mut self, now: Now, longest_lease_ms: u64) {
+        if let Self::Granted { terms, .. } | Self::Changed { terms, .. } = self {
+            terms.deadline_us = now.within(terms.deadline_us, terms.phase.longest_ms(longest_lease_ms));
+        }
+    }
+
     /// Its token or arrival number, which come from one sequence.
     #[must_use]
     pub fn number(&self) -> Option<u64> {

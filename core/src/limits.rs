@@ -45,12 +45,12 @@ pub enum MayGrant {
     Yes,
     /// Too few replicas follow this master: no hold begins and none is renewed.
     NoReplicas,
+    /// More replicas follow this master than the settings allow for: no hold begins.
+    TooManyReplicas,
     /// The data set may lack holds that were granted: no hold begins.
     Quarantine {
         /// The milliseconds left.
         left_ms: u64,
-        /// RENEW is accepted: the former master can no longer renew holds.
-        renews: bool,
     },
 }
 
@@ -60,25 +60,19 @@ impl MayGrant {
         match self {
             Self::Yes => Ok(()),
             Self::NoReplicas => Err(Refusal::NoReplicas),
-            Self::Quarantine { left_ms, .. } => Err(Refusal::Quarantine { left_ms }),
+            Self::TooManyReplicas => Err(Refusal::TooManyReplicas),
+            Self::Quarantine { left_ms } => Err(Refusal::Quarantine { left_ms }),
         }
     }
 
     /// The error for a RENEW of a hold in a phase.
     pub(crate) fn check_renewal(self, phase: Phase) -> Result<(), Refusal> {
         match self {
-            // An unclaimed grant may have been undone or expired at the former master.
-            Self::Quarantine { renews: true, .. } if phase != Phase::Unclaimed => Ok(()),
+            // No other master grants, so an owner that believes in its hold is the only one. The
+            // owner of an unclaimed hold may not have believed before: another master may have
+            // undone that grant.
+            Self::Quarantine { .. } | Self::TooManyReplicas if phase != Phase::Unclaimed => Ok(()),
             other => other.check(),
-        }
-    }
-
-    /// For how long no hold begins, as far as it is known; `None` if holds may begin.
-    pub(crate) fn paused_ms(self) -> Option<u64> {
-        match self {
-            Self::Yes => None,
-            Self::NoReplicas => Some(0),
-            Self::Quarantine { left_ms, .. } => Some(left_ms),
         }
     }
 }

@@ -80,6 +80,14 @@ pub struct Request {
 }
 
 impl Request {
+    /// The request with its lease and claim shortened to a limit, which may have been lowered while
+    /// the request waited.
+    #[must_use]
+    pub(crate) fn within(self, max_lease_ms: u64) -> Self {
+        let claim_ms = self.claim_ms.map(|claim_ms| claim_ms.min(max_lease_ms));
+        Self { lease_ms: self.lease_ms.min(max_lease_ms), claim_ms, ..self }
+    }
+
     /// How long a hold that begins after a wait lasts unless its owner claims it: `CLAIM`, or else
     /// the lease.
     #[must_use]
@@ -213,6 +221,8 @@ pub enum Refusal {
     },
     /// Too few replicas follow this master.
     NoReplicas,
+    /// More replicas follow this master than the settings allow for.
+    TooManyReplicas,
     /// The user lost its rights while it waited.
     NoPermission,
     /// The fencing tokens of this server are used up: see [`crate::MAX_TOKEN`].

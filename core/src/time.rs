@@ -46,11 +46,11 @@ impl Now {
         self.mono_us.saturating_add(lease_ms.saturating_mul(US_PER_MS))
     }
 
-    /// A deadline from a file or from another server, limited to the longest lease.
+    /// A deadline from a file or from another server, limited to a lease from now on.
     #[must_use]
-    pub fn within_limits(self, deadline_us: u64) -> u64 {
+    pub fn within(self, deadline_us: u64, lease_ms: u64) -> u64 {
         // Times outside the process are in whole milliseconds, rounded up.
-        deadline_us.min(self.after_ms(MAX_LEASE_MS).saturating_add(US_PER_MS))
+        deadline_us.min(self.after_ms(lease_ms).saturating_add(US_PER_MS))
     }
 
     /// Milliseconds from now to `deadline_us`, rounded up so that a live lease never shows as 0.

@@ -10,9 +10,8 @@ use std::marker::PhantomData;
 use rlock_core::{Acquired, Ask, Channel, Engine, Kind, Mode, Now, Refusal, Request, Transaction, Verb, slot_of};
 
 use super::family::{Family, arguments_of_hold, target, words_of_hold};
-use super::{Failure, check_granting_master, lease_ms, reply_failure};
+use super::{Failure, check_granting_master, default_lease_ms, lease_ms, reply_failure};
 use crate::arguments::ArgumentError;
-use crate::configuration;
 use crate::execute;
 use crate::ffi::{Access, Arg, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::notices;
@@ -67,7 +66,7 @@ pub(super) fn acquire_keys<'c>(
 ) -> Result<(), Failure> {
     check_granting_master(ctx)?;
     check_session(ctx, options)?;
-    let lease_ms = lease_ms(options)?.unwrap_or_else(configuration::default_lease_ms);
+    let lease_ms = lease_ms(options)?.unwrap_or_else(default_lease_ms);
     check_claim(options, lease_ms)?;
     check_grace(options)?;
     let channel = channel(ctx, keys, options)?;

@@ -5,6 +5,7 @@ use rlock_core::parse_effect;
 use super::{Failure, reply_failure};
 use crate::arguments;
 use crate::clock;
+use crate::exclusion;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, log_warning};
 use crate::reply;
@@ -42,7 +43,8 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let facts = args.get(2).map_or(&[][..], |facts| facts.bytes());
     let arguments = [args.get(3), args.get(4)].map(|argument| Some(argument?.bytes()));
-    let event = match parse_effect(facts, arguments, clock::now()) {
+    let now = clock::now();
+    let mut event = match parse_effect(facts, arguments, now) {
         Ok(event) => event,
         Err(error) => {
             // A master ignores the reply, so log the error: the master may run a newer version of
@@ -54,6 +56,7 @@ fn apply(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
             return Err(Failure::Text(reply::EFFECT_UNREADABLE));
         }
     };
+    event.shorten_lease(now, exclusion::longest_lease_ms());
     if execute::apply(ctx, key, &event).is_err() {
         return Err(Failure::Text(reply::EFFECT_MISFIT));
     }

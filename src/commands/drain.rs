@@ -2,9 +2,8 @@
 
 use rlock_core::{Ask, Kind, Mode, Request, Verb};
 
-use super::{Failure, check_granting_master, lease_ms, owner_argument, reply_failure, with_options};
+use super::{Failure, check_granting_master, default_lease_ms, lease_ms, owner_argument, reply_failure, with_options};
 use crate::arguments;
-use crate::configuration;
 use crate::execute;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::options::{Opt, options};
@@ -40,7 +39,7 @@ fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         kind: Kind::Semaphore,
         mode: Mode::Permits,
         count: 1,
-        lease_ms: lease_ms(&options)?.unwrap_or_else(configuration::default_lease_ms),
+        lease_ms: lease_ms(&options)?.unwrap_or_else(default_lease_ms),
         request_id: None,
         session_ms: None,
         claim_ms: None,

@@ -24,10 +24,10 @@ use self::family::{Fair, Family, Mutex, RwLock, Semaphore};
 pub(crate) use self::permission::is_permitted;
 use crate::arguments::ArgumentError;
 use crate::configuration;
+use crate::exclusion;
 use crate::execute::KEY;
 use crate::ffi::{Arg, ArgumentSpec, Ctx, Keys, LoadError, Registrar, ValueSpec};
 use crate::options::{Opt, Options, Row, Takes};
-use crate::quarantine;
 use crate::reply;
 use crate::server;
 
@@ -93,17 +93,17 @@ fn check_master() -> Result<(), Failure> {
     if server::decides() { Ok(()) } else { Err(Failure::Text(reply::READONLY)) }
 }
 
-/// Like [`check_master`], for a command that acquires. It lets the quarantine check the data set
-/// first, before this command adds a key to it.
+/// Like [`check_master`], for a command that acquires. A quarantine depends on whether the data set
+/// was empty before this command adds a key to it.
 fn check_granting_master(ctx: Ctx<'_>) -> Result<(), Failure> {
     check_master()?;
-    quarantine::look(ctx);
+    exclusion::on_turn(ctx);
     Ok(())
 }
 
 /// The lease of PX or EX, in milliseconds. Fails if it is longer than `rlock.max-lease-ms`.
 fn lease_ms(options: &Options<'_>) -> Result<Option<u64>, Failure> {
-    let (lease_ms, longest_ms) = (options.lease_ms(), configuration::max_lease_ms());
+    let (lease_ms, longest_ms) = (options.lease_ms(), exclusion::max_lease_ms());
     match lease_ms {
         Some(lease_ms) if lease_ms > longest_ms => {
             let text =
@@ -112,6 +112,11 @@ fn lease_ms(options: &Options<'_>) -> Result<Option<u64>, Failure> {
         }
         lease_ms => Ok(lease_ms),
     }
+}
+
+/// The lease of a request without PX or EX, in milliseconds.
+fn default_lease_ms() -> u64 {
+    configuration::default_lease_ms().min(exclusion::max_lease_ms())
 }
 
 /// The error of a command that finds the engine in use, which would be a bug.
@@ -126,7 +131,7 @@ fn read_lock<F: Family, R>(
     now: Now,
     read: impl FnOnce(KeyRef<'_>, Option<&Lock>) -> R,
 ) -> Result<R, Failure> {
-    let keys = Keys::open_to_read(ctx, key);
+    let keys = Keys::open_to_peek(ctx, key);
     let name = keys.key(KEY);
     match keys.value(KEY) {
         Value::Vacant => Ok(read(name, None)),

@@ -12,8 +12,8 @@ use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::options::{Opt, options};
 use crate::state;
 
-/// The number of waiters in a reply without COUNT. 100,000 would keep the server busy for 150 ms.
-const DEFAULT_COUNT: usize = 1000;
+/// The largest number of waiters in a reply. 100,000 would keep the server busy for 150 ms.
+const MAX_COUNT: usize = 1000;
 
 const OPTIONS: &[Opt] = &[Opt::Count];
 
@@ -27,7 +27,7 @@ impl<F: Family> Command for Waiters<F> {
         access: Access::Read,
         keys: KeyArguments::First,
         summary: c"Lists the waiters of a lock in the order of the queue.",
-        complexity: c"O(N) with N waiters shown",
+        complexity: c"O(N) with N waiters shown, 1000 at most",
         arguments: || with_options(Vec::new(), OPTIONS),
     };
 
@@ -39,7 +39,7 @@ impl<F: Family> Command for Waiters<F> {
 fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     let key = arguments::key(args)?;
     let count = options(args, 2, OPTIONS)?.integer(Opt::Count);
-    let limit = count.map_or(DEFAULT_COUNT, |count| usize::try_from(count).unwrap_or(usize::MAX));
+    let limit = count.map_or(MAX_COUNT, |count| usize::try_from(count).unwrap_or(MAX_COUNT).min(MAX_COUNT));
     let now = clock::now();
     read_lock::<F, _>(ctx, key, F::IS_FOR_ANY_KIND, now, |name, lock| match lock {
         Some(lock) if lock.kind() == Kind::Fair => {

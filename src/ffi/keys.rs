@@ -72,8 +72,9 @@ pub(crate) struct Keys<'c> {
     caller: Caller,
 }
 
-/// The mode to open a key that is known to be vacant.
-const VACANT: u32 = raw::REDISMODULE_WRITE | raw::REDISMODULE_OPEN_KEY_NOTOUCH | raw::REDISMODULE_OPEN_KEY_NOEXPIRE;
+/// The mode to look at a key. The server counts a key that is opened to read as a hit or miss, and
+/// notifies the listeners of misses. Redis 7.0 does not know the flags that prevent this.
+const PEEK: u32 = READ_AND_WRITE | raw::REDISMODULE_OPEN_KEY_NOTOUCH;
 
 const READ_AND_WRITE: u32 = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
 
@@ -101,26 +102,17 @@ impl<'c> Keys<'c> {
         }
     }
 
-    /// Opens one key to read.
-    pub(crate) fn open_to_read(ctx: Ctx<'c>, name: Arg<'c>) -> Self {
-        Self::open_with(ctx, name, raw::REDISMODULE_READ)
-    }
-
     /// The database that the client has selected.
     pub(crate) fn selected_db(ctx: Ctx<'c>) -> Option<u32> {
-        // Opening a missing key to read would count as a miss, and notify the listeners of misses.
-        Open::new(ctx, ctx.string(b"").arg(), VACANT).db()
+        Open::new(ctx, ctx.string(b"").arg(), PEEK).db()
     }
 
-    /// Opens one key to read, without counting as an access to it.
+    /// Opens one key to read. It does not count as an access to the key, nor as a hit or miss of the
+    /// keyspace: monitoring must not change what it shows.
     pub(crate) fn open_to_peek(ctx: Ctx<'c>, name: Arg<'c>) -> Self {
-        Self::open_with(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH)
-    }
-
-    fn open_with(ctx: Ctx<'c>, name: Arg<'c>, mode: u32) -> Self {
-        let first = Open::new(ctx, name, mode);
-        // A vacant key opened to read has no handle. A handle to write it has the database.
-        let db = first.db().or_else(|| Open::new(ctx, name, VACANT).db()).unwrap_or(0);
+        let first = Open::new(ctx, name, PEEK);
+        // A key that is opened to write always has a handle.
+        let db = first.db().unwrap_or(0);
         Self { ctx, db, first, rest: Vec::new(), caller: Caller::Module }
     }
 

@@ -42,7 +42,8 @@ pub(crate) use datatype::{Digest, Load, Methods, Save, Type};
 pub(crate) use entry::{entry_point, on_load};
 pub(crate) use keys::{Caller, Keys, set_permission_check};
 pub(crate) use main_thread::{MainThread, MainThreadNumber};
-pub(crate) use registration::{Command, ConfigSpec, InfoCtx, LoadError, Registrar};
+pub(crate) use registration::{Command, ConfigSpec, InfoCtx, LoadError, Registrar, set_settings_check};
+pub(crate) use replication::{is_snapshot_wanted, replication};
 pub(crate) use server_events::{Listeners, ServerEvent, subscribe};
 pub(crate) use timers::{TimerId, has_keys, in_next_turn, set_on_timer, start_timer, stop_timer};
 

@@ -132,7 +132,7 @@ impl<'c> Registrar<'c> {
                 spec.max,
                 Some(get_config),
                 Some(set_config),
-                None,
+                Some(on_applied),
                 ptr::from_ref(spec.place).cast_mut().cast::<c_void>()
             )
         }
@@ -155,7 +155,7 @@ impl<'c> Registrar<'c> {
                 c_int::try_from(words.len()).unwrap_or(0),
                 Some(get_enum_config),
                 Some(set_enum_config),
-                None,
+                Some(on_applied),
                 ptr::from_ref(spec.place).cast_mut().cast::<c_void>()
             )
         }
@@ -277,12 +277,39 @@ unsafe extern "C" fn set_config(
     raw::REDISMODULE_OK as c_int
 }
 
+/// CONFIG SET has changed settings. If they contradict each other, the server takes them back.
+unsafe extern "C" fn on_applied(
+    _ctx: *mut raw::RedisModuleCtx,
+    _place: *mut c_void,
+    error: *mut *mut raw::RedisModuleString,
+) -> c_int {
+    let checked = guard(Err(INTERNAL_ERROR.to_owned()), || (CHECK_SETTINGS.get())());
+    let Err(text) = checked else {
+        return raw::REDISMODULE_OK as c_int;
+    };
+    // SAFETY: the server takes the string from `error`, and frees it.
+    unsafe { *error = api!(RedisModule_CreateString, ptr::null_mut(), text.as_ptr().cast::<c_char>(), text.len()) };
+    raw::REDISMODULE_ERR as c_int
+}
+
+static CHECK_SETTINGS: AtLoad<fn() -> Result<(), String>> = AtLoad::new();
+
+/// Sets the function that checks settings after CONFIG SET.
+pub(crate) fn set_settings_check(check: fn() -> Result<(), String>) {
+    CHECK_SETTINGS.set(check);
+}
+
 static WRITE_INFO: AtLoad<fn(&InfoCtx)> = AtLoad::new();
 
 /// The INFO section that is being written.
 pub(crate) struct InfoCtx(*mut raw::RedisModuleInfoCtx);
 
 impl InfoCtx {
+    pub(crate) fn add_word(&self, name: &CStr, word: &CStr) {
+        // SAFETY: the context lives as long as the callback; the server copies both strings.
+        unsafe { api!(RedisModule_InfoAddFieldCString, self.0, name.as_ptr(), word.as_ptr()) };
+    }
+
     pub(crate) fn add(&self, name: &CStr, number: u64) {
         // SAFETY: the context lives as long as the callback; the server copies the name.
         unsafe { api!(RedisModule_InfoAddFieldULongLong, self.0, name.as_ptr(), number) };

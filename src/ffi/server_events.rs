@@ -26,10 +26,10 @@ pub(crate) enum ServerEvent {
     Promoted,
     /// This server became a replica.
     Demoted,
+    /// A replica of this server came online (`true`), or its connection closed.
+    Replica(bool),
     /// A load of the data set begins.
     LoadBegins,
-    /// A load of a master's data set begins.
-    LoadFromMaster,
     /// A setting of the server changed.
     Configured,
     /// A load of the data set ended, successfully or not.
@@ -64,6 +64,7 @@ pub(crate) fn subscribe(ctx: Ctx<'_>, listeners: Listeners) -> bool {
         raw::REDISMODULE_EVENT_FLUSHDB,
         raw::REDISMODULE_EVENT_SWAPDB,
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        raw::REDISMODULE_EVENT_REPLICA_CHANGE,
         raw::REDISMODULE_EVENT_LOADING,
         raw::REDISMODULE_EVENT_CONFIG,
         raw::REDISMODULE_EVENT_FORK_CHILD,
@@ -127,12 +128,14 @@ unsafe fn server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Serv
             Some(ServerEvent::Promoted)
         }
         (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, _) => Some(ServerEvent::Demoted),
-        (raw::REDISMODULE_EVENT_LOADING, raw::REDISMODULE_SUBEVENT_LOADING_REPL_START) => {
-            Some(ServerEvent::LoadFromMaster)
+        (raw::REDISMODULE_EVENT_REPLICA_CHANGE, subevent) => {
+            Some(ServerEvent::Replica(subevent == raw::REDISMODULE_SUBEVENT_REPLICA_CHANGE_ONLINE))
         }
         (
             raw::REDISMODULE_EVENT_LOADING,
-            raw::REDISMODULE_SUBEVENT_LOADING_RDB_START | raw::REDISMODULE_SUBEVENT_LOADING_AOF_START,
+            raw::REDISMODULE_SUBEVENT_LOADING_RDB_START
+            | raw::REDISMODULE_SUBEVENT_LOADING_AOF_START
+            | raw::REDISMODULE_SUBEVENT_LOADING_REPL_START,
         ) => Some(ServerEvent::LoadBegins),
         (raw::REDISMODULE_EVENT_CONFIG, _) => Some(ServerEvent::Configured),
         (

@@ -16,7 +16,7 @@ pub const SOON: Duration = Duration::from_secs(120);
 pub enum Settings {
     /// The settings in docs/operations/failover.md, with a longest lease of [`LONG_LEASE`].
     Safe,
-    /// The defaults, with the same longest lease: `rlock.quarantine-after empty`, and no replica
+    /// The defaults, with the same longest lease: `rlock.exclusion off`
     /// needed.
     Default,
 }
@@ -192,14 +192,10 @@ pub fn lines(fault: Fault, settings: Settings) -> Vec<&'static str> {
     let lease = "rlock.max-lease-ms 8000";
     let mut lines = match (settings, fault.is_of_one_server()) {
         (Settings::Default, _) => vec![lease],
-        (Settings::Safe, true) => vec![lease, "rlock.quarantine-after restart", "rlock.quarantine-ms 9000"],
-        (Settings::Safe, false) => vec![
-            lease,
-            "rlock.quarantine-after failover",
-            "rlock.quarantine-ms 12000",
-            "rlock.min-replicas 1",
-            "repl-ping-replica-period 1",
-        ],
+        (Settings::Safe, true) => vec![lease, "rlock.exclusion restart"],
+        (Settings::Safe, false) => {
+            vec![lease, "rlock.exclusion failover", "rlock.replicas 2", "repl-ping-replica-period 1"]
+        }
     };
     if fault == Fault::RestartWithFile {
         lines.extend(["appendonly yes", "appendfsync everysec"]);

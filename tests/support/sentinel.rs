@@ -31,6 +31,12 @@ impl Sentinels {
     /// Starts Sentinels for a primary whose replicas are already attached.
     #[track_caller]
     pub fn of(primary: u16, replicas: usize) -> Sentinels {
+        Sentinels::with(primary, replicas, "")
+    }
+
+    /// Like [`of`](Self::of), with extra lines for the configuration files.
+    #[track_caller]
+    pub fn with(primary: u16, replicas: usize, lines: &str) -> Sentinels {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let members = (0..COUNT).map(|number| {
             let port = free_port();
@@ -39,7 +45,7 @@ impl Sentinels {
             let configuration = format!(
                 "bind 127.0.0.1\nport {port}\ndir {dir}\nlogfile {dir}/log\nsentinel monitor fleet 127.0.0.1 {primary} 2\n\
                  sentinel down-after-milliseconds fleet {DOWN_AFTER_MS}\nsentinel failover-timeout fleet 5000\n\
-                 sentinel parallel-syncs fleet 5\n",
+                 sentinel parallel-syncs fleet 5\n{lines}\n",
                 dir = path.display()
             );
             fs::write(path.join("sentinel.conf"), configuration).expect("a configuration file");

@@ -407,7 +407,7 @@ fn launch(
         let own_id = format!("process_id:{}\r\n", child.id());
         let mut process = OwnedProcess::new(child);
         let mut has_given_up = || process.has_ended() || has_told_its_end(folder);
-        eventually(START_DEADLINE, || has_given_up() || is_ready(port, &own_id).unwrap_or(false));
+        eventually(START_DEADLINE, || has_given_up() || is_ready(port, &own_id, folder).unwrap_or(false));
         if !has_given_up() {
             return Ok((process, port));
         }
@@ -427,10 +427,19 @@ fn has_told_its_end(folder: &Path) -> bool {
 
 /// Whether our own server answers and has loaded its data. A server of another test may answer with
 /// an error, or exit during the call.
-fn is_ready(port: u16, own_id: &str) -> io::Result<bool> {
+fn is_ready(port: u16, own_id: &str, folder: &Path) -> io::Result<bool> {
     let mut client = Client::connect(port)?;
     client.try_send(&[Command::from("INFO everything")])?;
-    let Reply::Text(info) = client.reply_within(START_DEADLINE)? else { return Ok(false) };
+    let info = match client.reply_within(START_DEADLINE)? {
+        Reply::Text(info) => info,
+        // A test has renamed INFO.
+        Reply::Error(text) if text.contains("unknown command") => {
+            let of_folder = client.try_call("CONFIG GET dir")?;
+            return Ok(matches!(of_folder, Reply::Array(_) | Reply::Map(_))
+                && of_folder.field("dir").text() == folder.to_string_lossy());
+        }
+        _ => return Ok(false),
+    };
     let info = String::from_utf8_lossy(&info);
     Ok(info.contains(own_id) && info.contains("\r\nloading:0\r\n"))
 }

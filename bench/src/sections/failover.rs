@@ -18,12 +18,8 @@ use super::pairs::{Listener, Pairs, Side};
 use super::relay::Prize;
 use crate::report::{Aim, Figure, Line, Series, Statistic, Unit};
 
-/// The longest lease, in seconds.
-const LEASES_S: [u64; 3] = [2, 5, 30];
-/// The lag of replicas, in milliseconds.
-const LAG_MS: u64 = 3000;
-/// The margin of a quarantine beyond the lease and the lag, in milliseconds.
-const MARGIN_MS: u64 = 1000;
+/// The longest leases of the profiles in docs/operations/failover.md, in seconds.
+const LEASES_S: [u64; 3] = [10, 15, 53];
 const REPLICAS: usize = 2;
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(20);
 const AIM: Aim = Aim::AtMost(1.05);
@@ -32,15 +28,15 @@ const AIM: Aim = Aim::AtMost(1.05);
 pub fn measure(config: &ServerConfig, rounds: usize, deaths: usize) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for lease_s in LEASES_S {
-        let (mut with, mut without) = (Series::default(), Series::default());
+        let (mut renewed, mut granted) = (Series::default(), Series::default());
         for _ in 0..deaths {
-            with.push(death(config, Some(lease_s))?);
-            without.push(death(config, None)?);
+            let (renewed_ms, granted_ms) = death(config, lease_s)?;
+            renewed.push(renewed_ms);
+            granted.push(granted_ms);
         }
-        let what =
-            format!("from the death of a master to the next grant, leases of at most {lease_s} s, {deaths} times");
-        let line = Line::value(what, Statistic::Median, Unit::Ms, with);
-        lines.push(line.figure(Figure::new("without the settings", Unit::Ms, &without)));
+        let what = |until| format!("from the promotion to {until}, leases of at most {lease_s} s, {deaths} times");
+        lines.push(Line::value(what("the next grant"), Statistic::Median, Unit::Ms, granted));
+        lines.push(Line::value(what("the first renewal"), Statistic::Median, Unit::Ms, renewed));
     }
     let mut fleet = Fleet::start(config, 1)?;
     lines.push(pairs(&mut fleet, rounds)?);
@@ -78,39 +74,49 @@ impl Fleet {
     }
 }
 
-/// Kills a master and promotes a replica. Returns the time from the kill to the grant of a request
-/// that waits at the replica, in milliseconds.
-fn death(config: &ServerConfig, longest_lease_s: Option<u64>) -> Result<f64> {
+/// Kills a master and promotes a replica. Returns the times from then to the first renewal of a hold
+/// of the former master, and to the grant of a request that waits, in milliseconds.
+fn death(config: &ServerConfig, lease_s: u64) -> Result<(f64, f64)> {
     let mut fleet = Fleet::start(config, REPLICAS)?;
-    if let Some(lease_s) = longest_lease_s {
-        let lease_ms = 1000 * lease_s;
-        fleet.configure(&format!("rlock.max-lease-ms {lease_ms} rlock.min-replicas 1"))?;
-        let quarantine_ms = lease_ms + LAG_MS + MARGIN_MS;
-        // Not at the master: it has started without data, so the settings would put it into
-        // quarantine.
-        for replica in &mut fleet.replicas {
-            call(replica, &format!("CONFIG SET rlock.quarantine-ms {quarantine_ms} rlock.quarantine-after failover"))?;
-        }
+    let lease_ms = (1000 * lease_s).to_string();
+    let acquire = |owner: &[u8], key: &[u8], block: &[&[u8]]| {
+        resp::command(&[&[b"RLOCK.ACQUIRE", key, owner, b"PX", lease_ms.as_bytes()], block].concat())
+    };
+    let mut client = fleet.master.connect()?;
+    client.send(&acquire(b"holder", b"failover:held", &[]))?;
+    ensure!(client.reply()?.integer()? > 0, "the hold of the former master");
+    // Not at the master, which would have to wait for its right to grant first.
+    for replica in &mut fleet.replicas {
+        let settings = format!("rlock.max-lease-ms {lease_ms} rlock.exclusion failover rlock.replicas {REPLICAS}");
+        call(replica, &format!("CONFIG SET repl-ping-replica-period 1 {settings}"))?;
+        replica.wait_for_info("rlock_held", 1, FOLLOW_TIMEOUT)?;
     }
     let Fleet { master, replicas } = fleet;
     let [mut promoted, mut other] = <[Server; REPLICAS]>::try_from(replicas).ok().context("two replicas")?;
-    let mut client = promoted.connect()?;
+    let [mut client, mut holder] = [promoted.connect()?, promoted.connect()?];
     drop(master);
     let died = clock::now();
     call(&mut promoted, "REPLICAOF NO ONE")?;
     follow(&mut other, &promoted)?;
-    client.send(&resp::command(&[b"RLOCK.ACQUIRE", b"failover:lock", b"next", b"PX", b"1000", b"BLOCK", b"0"]))?;
+    client.send(&acquire(b"next", b"failover:lock", &[b"BLOCK", b"0"]))?;
+    let renewed = loop {
+        holder.send(&resp::command(&[b"RLOCK.RENEW", b"failover:held", b"holder"]))?;
+        match holder.reply()?.integer() {
+            Ok(_) => break clock::now() - died,
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    };
     let token = client.reply()?.integer()?;
-    let took = clock::now() - died;
+    let granted = clock::now() - died;
     ensure!(token > 0, "token {token}");
-    Ok(clock::as_ms(took))
+    Ok((clock::as_ms(renewed), clock::as_ms(granted)))
 }
 
 /// The settings under which a master does not need its replica in order to grant, and those under
 /// which it does. The permitted lag is long, because the replica falls behind a client that only
 /// acquires and releases.
-const WITHOUT: &str = "rlock.min-replicas 0 rlock.quarantine-after empty";
-const WITH: &str = "rlock.min-replicas 1 rlock.quarantine-after failover rlock.max-replica-lag-ms 60000";
+const WITHOUT: &str = "rlock.exclusion off";
+const WITH: &str = "rlock.max-lease-ms 10000 rlock.replicas 1 rlock.exclusion failover rlock.max-replica-lag-ms 60000";
 
 fn pairs(fleet: &mut Fleet, rounds: usize) -> Result<Line> {
     let mut measured = Pairs::connect(&mut fleet.master)?;

@@ -31,11 +31,11 @@ pub(super) struct Notice {
 }
 
 impl Notice {
-    /// A lock that is renewed in time is always valid for at least two thirds of its lease, and of
-    /// its session grace. So SIGTERM comes at most a third of that time before the end, and never
-    /// while renewals succeed.
-    pub(super) fn new(options: &Run) -> Self {
-        let third = options.session.map_or(options.lease, |grace| options.lease.min(grace)) / 3;
+    /// For the lease in force, which may be shorter than `--lease` and is at most `--session`. A lock
+    /// that is renewed in time is always valid for at least two thirds of it. So SIGTERM comes at
+    /// most a third of it before the end, and never while renewals succeed.
+    fn new(options: &Run, lease: Duration) -> Self {
+        let third = lease / 3;
         let kill_after = options.kill_after.unwrap_or(third.min(LONGEST_NOTICE));
         Self { before: kill_after.min(third), kill_after }
     }
@@ -53,14 +53,16 @@ pub(super) async fn attend<K: Kind>(
     guard: &Guard<K>,
     command: &mut Command,
     signals: &mut Signals,
-    notice: Notice,
+    options: &Run,
     name: &str,
 ) -> Result<u8, Failure> {
+    let notice = || Notice::new(options, guard.lease());
     let mut asked_to_end: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
             status = command.ended() => {
+                let notice = notice();
                 if asked_to_end.is_some_and(|asked| notice.explains_an_end(asked.elapsed())) {
                     let was_lost = !guard.is_held();
                     end_group(guard, command, signals, Instant::now() + notice.kill_after, was_lost).await;
@@ -73,19 +75,19 @@ pub(super) async fn attend<K: Kind>(
                 }
                 command.forward(signal);
             }
-            () = about_to_be_lost(guard, notice.before) => break,
+            () = about_to_be_lost(guard, || notice().before) => break,
         }
     }
     let reason = if guard.is_held() { "cannot renew the lock" } else { "lost the lock" };
     complain(&format!("{reason} {name}; ending the command"));
-    end(guard, command, signals, notice).await;
+    end(guard, command, signals, notice()).await;
     Err(Failure::new(LOST, format!("the command was ended because the lock {name} was lost")))
 }
 
-/// Resolves when the lock is valid for no longer than `before`.
-async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: Duration) {
+/// Resolves when the lock is valid for no longer than `before`, which changes with the lease.
+async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: impl Fn() -> Duration) {
     loop {
-        let left = guard.valid_for();
+        let (left, before) = (guard.valid_for(), before());
         if left <= before {
             return;
         }
@@ -151,21 +153,20 @@ mod tests {
     use crate::arguments::{Action, Arguments};
     use clap::Parser;
 
-    fn notice_ms(words: &str) -> (u128, u128) {
+    fn notice_ms(words: &str, lease_ms: u64) -> (u128, u128) {
         let line = format!("rlock run k {words} -- true");
         let arguments = Arguments::try_parse_from(line.split_whitespace()).expect("a command line");
         let Action::Run(run) = arguments.action else { panic!("it is run") };
-        let notice = Notice::new(&run);
+        let notice = Notice::new(&run, Duration::from_millis(lease_ms));
         (notice.before.as_millis(), notice.kill_after.as_millis())
     }
 
     #[test]
     fn sigterm_comes_in_time_and_never_while_the_lock_is_renewed() {
-        assert_eq!(notice_ms(""), (5000, 5000));
-        assert_eq!(notice_ms("--lease 3s"), (1000, 1000));
-        assert_eq!(notice_ms("--session 300ms"), (100, 100));
-        assert_eq!(notice_ms("--kill-after 1m"), (10_000, 60_000));
-        assert_eq!(notice_ms("--kill-after 0"), (0, 0));
+        assert_eq!(notice_ms("", 30_000), (5000, 5000));
+        assert_eq!(notice_ms("", 3000), (1000, 1000));
+        assert_eq!(notice_ms("--kill-after 1m", 30_000), (10_000, 60_000));
+        assert_eq!(notice_ms("--kill-after 0", 30_000), (0, 0));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::exit::{FAILED, Failure, LOST, REFUSED, SIGNALLED, complain, without_p
 use crate::observer::Observer;
 use crate::retry::until_reached;
 use crate::text::printable;
-use attend::{Notice, attend};
+use attend::attend;
 use command::Command;
 use signals::Signals;
 
@@ -147,8 +147,7 @@ async fn under<K: Kind>(
             return Err(failure);
         }
     };
-    let notice = Notice::new(options);
-    let end = attend(&guard, &mut command, signals, notice, &name).await;
+    let end = attend(&guard, &mut command, signals, options, &name).await;
     let was_held = guard.is_held();
     let keep = options.at_least.unwrap_or_default().saturating_sub(granted.elapsed());
     give_back(guard, keep, release, &name).await?;

@@ -85,18 +85,24 @@ macro_rules! acquiring {
             Ok(<$guard>::over(&self.0.driver, self.0.wait(self.0.inner.acquire_timeout(timeout))?))
         }
 
-        /// Acquires the lock, calls `work`, and releases the lock, even if `work` panics. The
-        /// result of `work` is always returned: a failed release is only logged. A lost lock does
-        /// not stop `work`: call `is_held` in it before each step that needs the lock.
+        /// Acquires the lock, calls `work`, and releases the lock, even if `work` panics. A lost
+        /// lock does not stop `work`: call `is_held` in it before each step that needs the lock.
         ///
         /// # Errors
         ///
-        /// As [`acquire`](Self::acquire).
+        /// As [`acquire`](Self::acquire). [`Error::Lost`](crate::Error::Lost) if the lock was lost
+        /// before `work` returned, or if the release finds that the hold had ended; the result of
+        /// `work` is then discarded. Any other failure of the release is only logged.
         pub fn run<T>(&self, work: impl FnOnce(&$guard) -> T) -> Result<T, crate::Error> {
             let guard = self.acquire()?;
             let done = work(&guard);
-            if let Err(error) = guard.release() {
-                tracing::warn!(%error, "the work is done, but its lock could not be released");
+            if !guard.is_held() {
+                return Err(crate::Error::Lost);
+            }
+            match guard.release() {
+                Ok(()) => {}
+                Err(crate::Error::Lost) => return Err(crate::Error::Lost),
+                Err(error) => tracing::warn!(%error, "the work is done, but its lock could not be released"),
             }
             Ok(done)
         }

@@ -36,9 +36,27 @@ pub enum Fault {
     IgnoresSession,
     /// The RELEASE that settles a cancelled acquisition has a higher id than later acquisitions.
     SettlesWithHighId,
+    /// `held` says that two thirds of the lease are left, whatever the server has answered.
+    BelievesWhatItAsked,
+    /// The largest duration makes it hang.
+    HangsOnExtremes,
+    /// A wait that ends in an outage is not acquired, as if another owner held the lock.
+    HidesOutage,
+    /// A wait that times out is an outage.
+    BlamesServer,
+    /// `run` calls the work and returns its result, whatever happens to the lock.
+    IgnoresLoss,
+    /// The work of `run` takes a step after the loss.
+    StepsAfterLoss,
+    /// The release of a lost hold succeeds.
+    HidesLoss,
+    /// A second release of a hold ends the outer one.
+    ClosesTwice,
+    /// Nothing but what every fault does: it lists rules that the package does not keep.
+    DeclaresAll,
 }
 
-const ALL: [(&str, Fault); 16] = [
+const ALL: [(&str, Fault); 25] = [
     ("believes-after-deadline", Fault::BelievesAfterDeadline),
     ("tells-nothing", Fault::TellsNothing),
     ("tells-late", Fault::TellsLate),
@@ -55,6 +73,15 @@ const ALL: [(&str, Fault); 16] = [
     ("closes-nothing", Fault::ClosesNothing),
     ("ignores-session", Fault::IgnoresSession),
     ("settles-with-high-id", Fault::SettlesWithHighId),
+    ("believes-what-it-asked", Fault::BelievesWhatItAsked),
+    ("hangs-on-extremes", Fault::HangsOnExtremes),
+    ("hides-outage", Fault::HidesOutage),
+    ("blames-server", Fault::BlamesServer),
+    ("ignores-loss", Fault::IgnoresLoss),
+    ("steps-after-loss", Fault::StepsAfterLoss),
+    ("hides-loss", Fault::HidesLoss),
+    ("closes-twice", Fault::ClosesTwice),
+    ("declares-all", Fault::DeclaresAll),
 ];
 
 impl Fault {

@@ -19,8 +19,21 @@ pub struct Options {
 }
 
 impl Options {
-    pub fn of(request: &Value) -> Options {
-        Options { wait: request["wait_ms"].as_u64().map(Duration::from_millis) }
+    pub fn of(request: &Value) -> Result<Options, Failure> {
+        Ok(Options { wait: span(request, "wait_ms")? })
+    }
+}
+
+/// A duration in milliseconds. This language has no negative and no infinite ones.
+pub fn span(request: &Value, field: &str) -> Result<Option<Duration>, Failure> {
+    match &request[field] {
+        Value::Null => Ok(None),
+        Value::String(text) if text == "max" => Ok(Some(Duration::MAX)),
+        Value::String(text) if text == "min" => Ok(Some(Duration::ZERO)),
+        value => match value.as_f64().map(|ms| Duration::try_from_secs_f64(ms / 1000.0)) {
+            Some(Ok(span)) => Ok(Some(span)),
+            _ => Err(unsupported(&format!("{field} of {value}"))),
+        },
     }
 }
 
@@ -68,14 +81,13 @@ macro_rules! each {
 macro_rules! with_options {
     ($lock:expr, $request:expr, $fault:expr) => {{
         let (mut lock, request, fault) = ($lock, $request, $fault);
-        let span = |field: &str| request[field].as_u64().map(Duration::from_millis);
-        if let Some(lease) = span("lease_ms") {
+        if let Some(lease) = span(request, "lease_ms")? {
             lock = if fault == Fault::NeverRenews { lock.fixed_lease(lease) } else { lock.lease(lease) };
         }
-        if let Some(lease) = span("fixed_lease_ms") {
+        if let Some(lease) = span(request, "fixed_lease_ms")? {
             lock = lock.fixed_lease(lease);
         }
-        if let Some(grace) = span("session_ms").filter(|_| fault != Fault::IgnoresSession) {
+        if let Some(grace) = span(request, "session_ms")?.filter(|_| fault != Fault::IgnoresSession) {
             lock = lock.session_grace(grace);
         }
         if let Some(owner) = request["owner"].as_str() {
@@ -110,7 +122,7 @@ impl AnyLock {
             "mutex" => OfMutex(with_options!(client.lock(key), request, fault)),
             "fair" => {
                 let lock = with_options!(client.fair_lock(key), request, fault);
-                let grace = request["grace_ms"].as_u64().map(Duration::from_millis);
+                let grace = span(request, "grace_ms")?;
                 OfFair(grace.map_or(lock.clone(), |grace| lock.grace(grace)))
             }
             "read" => OfRead(with_options!(client.rw_lock(key).read(), request, fault)),
@@ -176,6 +188,14 @@ impl AnyGuard {
 
     pub fn lost(&self) -> Lost {
         each!(&self.of, guard => Box::pin(guard.lost()), Box::pin(guard.lost()))
+    }
+
+    /// Makes a fixed lease end this long from now.
+    pub async fn extend(&self, lease: Duration) -> Result<(), Failure> {
+        each!(&self.of, guard => Ok(guard.renew_for(lease).await?), {
+            let _ = guard;
+            Err(unsupported("extend of many keys"))
+        })
     }
 
     pub async fn release(self, keep: Option<Duration>) -> Result<(), Failure> {

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use rlock_client::{Client, Error, redis};
@@ -20,7 +21,10 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::oneshot;
 
 use crate::fault::Fault;
-use crate::locks::{AnyGuard, AnyLock, Options};
+use crate::locks::{AnyGuard, AnyLock, Options, span};
+
+/// Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
+const FEATURES: &[&str] = &["cluster", "sentinel", "tls", "clock", "stops-work", "B30", "B31", "B33", "B34", "B35"];
 
 /// The error that answers a request.
 struct Failure {
@@ -90,6 +94,8 @@ struct Program {
 struct Hold {
     guard: Mutex<Option<AnyGuard>>,
     is_releasing: Mutex<bool>,
+    /// The lease of the request.
+    asked_ms: f64,
 }
 
 #[tokio::main]
@@ -136,15 +142,25 @@ impl Program {
             Some(task) => Some(task.lock().await),
             None => None,
         };
+        if self.fault == Fault::HangsOnExtremes
+            && ["lease_ms", "wait_ms", "keep_ms"].iter().any(|field| request[field] == "max")
+        {
+            std::future::pending::<()>().await;
+        }
         match request["do"].as_str().unwrap_or_default() {
             "hello" => Ok(json!({
                 "language": "rust", "package": format!("rlock-client {}", env!("CARGO_PKG_VERSION")),
-                "features": ["cluster", "sentinel", "tls", "clock"],
+                "features": match self.fault {
+                    Fault::None => FEATURES.to_vec(),
+                    // It lists rules that the package does not keep.
+                    _ => [FEATURES, &["B29", "B32"]].concat(),
+                },
             })),
             "connect" => self.connect(request).await,
             "acquire" => self.acquire(request).await,
             "release" => self.release(request).await,
             "held" => self.held(request),
+            "extend" => self.extend(request).await,
             "work" => self.work(request).await,
             "run" => self.run(request).await,
             "lead" => self.lead(request).await,
@@ -217,7 +233,7 @@ impl Program {
 
     async fn acquire(self: Arc<Self>, request: &Value) -> Answer {
         let lock_ = AnyLock::of(&self.client(request)?, request, self.fault)?;
-        let options = Options::of(request);
+        let options = Options::of(request)?;
         let guard = match self.fault {
             // The caller may be cancelled; the acquisition continues.
             Fault::LeavesWaiter => {
@@ -230,16 +246,28 @@ impl Program {
                 grant.await.map_err(|error| failure("Other", error.to_string()))??
             }
             Fault::WaitsTooLong => lock_.acquire(options.wait.map(|wait| wait * 2 + Duration::from_secs(1))).await?,
+            Fault::HidesOutage => match lock_.acquire(options.wait).await {
+                Err(Failure { name, .. }) if name == "Unavailable" => None,
+                outcome => outcome?,
+            },
+            Fault::BlamesServer => match lock_.acquire(options.wait).await? {
+                None => return Err(failure("Unavailable", "it took too long")),
+                guard => guard,
+            },
             _ => lock_.acquire(options.wait).await?,
         };
         let Some(guard) = guard else { return Ok(json!({"tokens": [], "at_us": now_us()})) };
-        let (tokens, valid_ms) = (guard.tokens(), guard.valid_ms());
+        let (tokens, mut valid_ms) = (guard.tokens(), guard.valid_ms());
+        let asked_ms = request["lease_ms"].as_f64().unwrap_or(30_000.0);
+        if self.fault == Fault::BelievesWhatItAsked {
+            valid_ms = asked_ms;
+        }
         if self.fault == Fault::EntersLate {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
         let name = request["hold"].as_str().unwrap_or_default().to_owned();
         let lost = guard.lost();
-        let hold = Arc::new(Hold { guard: Mutex::new(Some(guard)), is_releasing: Mutex::new(false) });
+        let hold = Arc::new(Hold { guard: Mutex::new(Some(guard)), is_releasing: Mutex::new(false), asked_ms });
         lock(&self.holds).insert(name.clone(), hold.clone());
         let at_us = now_us();
         self.clone().watch(name, hold, lost);
@@ -300,13 +328,29 @@ impl Program {
         let hold = self.hold(request)?;
         *lock(&hold.is_releasing) = true;
         let guard = lock(&hold.guard).take();
-        let Some(guard) = guard else { return Err(failure("LockLost", "released before")) };
+        let Some(guard) = guard else {
+            if self.fault == Fault::ClosesTwice {
+                lock(&self.holds).values().for_each(|hold| drop(lock(&hold.guard).take()));
+            }
+            return Err(failure("LockLost", "released before"));
+        };
         if self.fault == Fault::KeepsWhatItReleases {
             std::mem::forget(guard);
             return Ok(json!({}));
         }
-        guard.release(request["keep_ms"].as_u64().map(Duration::from_millis)).await?;
+        match guard.release(span(request, "keep_ms")?).await {
+            Err(Failure { name, .. }) if name == "LockLost" && self.fault == Fault::HidesLoss => {}
+            outcome => outcome?,
+        }
         Ok(json!({}))
+    }
+
+    async fn extend(&self, request: &Value) -> Answer {
+        let hold = self.hold(request)?;
+        let guard = lock(&hold.guard).take().ok_or_else(|| failure("LockLost", "released before"))?;
+        let extended = guard.extend(span(request, "lease_ms")?.unwrap_or_default()).await;
+        *lock(&hold.guard) = Some(guard);
+        extended.map(|()| json!({}))
     }
 
     fn held(&self, request: &Value) -> Answer {
@@ -315,6 +359,9 @@ impl Program {
         let held = guard.as_ref().is_some_and(AnyGuard::is_held);
         let at_us = now_us();
         let valid_ms = guard.as_ref().map_or(0.0, AnyGuard::valid_ms);
+        if self.fault == Fault::BelievesWhatItAsked && held {
+            return Ok(json!({"held": true, "at_us": at_us, "valid_ms": hold.asked_ms * 2.0 / 3.0}));
+        }
         if self.fault == Fault::BelievesAfterDeadline && guard.is_some() {
             return Ok(json!({"held": true, "at_us": at_us, "valid_ms": 1000}));
         }
@@ -322,7 +369,7 @@ impl Program {
     }
 
     async fn work(self: Arc<Self>, request: &Value) -> Answer {
-        let (client, options) = (self.client(request)?, Options::of(request));
+        let (client, options) = (self.client(request)?, Options::of(request)?);
         let number_of = |field: &str| request[field].as_u64();
         let (for_ms, over_ms, count) = (number_of("for_ms"), number_of("over_ms"), number_of("tasks").unwrap_or(1));
         let times = request["times"].as_u64().unwrap_or(if for_ms.is_some() { u64::MAX } else { 1 });
@@ -366,12 +413,25 @@ impl Program {
         let client = self.client(request)?;
         let work = async || {
             tokio::time::sleep(Duration::from_millis(request["work_ms"].as_u64().unwrap_or(0))).await;
+            say(&json!({"event": "step", "hold": request["hold"], "at_us": now_us()}));
             match request["fails"].as_str() {
                 Some(text) => Err(failure("Work", text)),
                 None => Ok(json!({"result": "done"})),
             }
         };
-        let outcome = AnyLock::of(&client, request, self.fault)?.run(work).await;
+        let lock_ = AnyLock::of(&client, request, self.fault)?;
+        if self.fault == Fault::IgnoresLoss {
+            let guard = lock_.acquire(None).await?;
+            let done = work().await;
+            if let Some(guard) = guard {
+                let _ = guard.release(None).await;
+            }
+            return done;
+        }
+        let outcome = lock_.run(work).await;
+        if self.fault == Fault::StepsAfterLoss && outcome.is_err() {
+            say(&json!({"event": "step", "hold": request["hold"], "at_us": now_us()}));
+        }
         match (outcome, self.fault) {
             (Ok(_), Fault::HidesResult) => Err(failure("LockLost", "the release came first")),
             (outcome, _) => outcome?,
@@ -383,9 +443,7 @@ impl Program {
         let hold = &request["hold"];
         let term = |token: u64, lost: locks::Lost| async move {
             say(&json!({"event": "elected", "hold": hold, "token": token, "at_us": now_us()}));
-            lost.await;
-            say(&json!({"event": "lost", "hold": hold, "at_us": now_us()}));
-            // The helper ends the term.
+            let _term = Term { hold, lost };
             std::future::pending::<()>().await;
         };
         AnyLock::of(&client, request, self.fault)?.lead(term).await?;
@@ -396,8 +454,8 @@ impl Program {
         let key = request["keys"][0].as_str().unwrap_or_default();
         let semaphore = self.client(request)?.semaphore(key);
         let permits = request["permits"].as_u64().unwrap_or(1) as u32;
-        let made = match request["idle_ms"].as_u64() {
-            Some(idle) => semaphore.init_with_idle(permits, Duration::from_millis(idle)).await?,
+        let made = match span(request, "idle_ms")? {
+            Some(idle) => semaphore.init_with_idle(permits, idle).await?,
             None => semaphore.init(permits).await?,
         };
         Ok(json!({"made": made}))
@@ -412,6 +470,20 @@ impl Program {
         }
         client.close().await?;
         Ok(json!({}))
+    }
+}
+
+/// The helper drops the work of a leader at the loss, and also if it is cancelled.
+struct Term<'a> {
+    hold: &'a Value,
+    lost: locks::Lost,
+}
+
+impl Drop for Term<'_> {
+    fn drop(&mut self) {
+        if self.lost.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            say(&json!({"event": "lost", "hold": self.hold, "at_us": now_us()}));
+        }
     }
 }
 

@@ -99,7 +99,13 @@ impl Program {
         let text = |field: &str| request[field].as_str().unwrap_or_default().to_owned();
         let client = self.clients.lock().unwrap().get(&text("client")).cloned();
         match (text("do").as_str(), client) {
-            ("hello", _) => Ok(json!({"language": "naive", "package": "none", "features": []})),
+            ("hello", _) => {
+                let mut features = vec!["B29", "B30", "B31", "B32", "B33", "B34", "B35"];
+                if std::env::var_os("RLOCK_CONFORMANCE_FAULT").is_some_and(|fault| fault == "declares-none") {
+                    features.clear();
+                }
+                Ok(json!({"language": "naive", "package": "none", "features": features}))
+            }
             ("connect", _) => {
                 let client = Client { url: text("url"), shared: connect(&text("url")).await? };
                 self.clients.lock().unwrap().insert(text("client"), client);

@@ -14,12 +14,10 @@ use crate::servers::{Programs, Server, cluster};
 use crate::world::{PATIENCE, pause};
 
 /// The settings of docs/operations/failover.md, "Failover without two holders".
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 6] = [
     "rlock.max-lease-ms 5000",
-    "rlock.quarantine-after failover",
-    "rlock.quarantine-ms 9000",
-    "rlock.min-replicas 1",
-    "rlock.max-replica-lag-ms 3000",
+    "rlock.replicas 1",
+    "rlock.exclusion failover",
     "repl-ping-replica-period 1",
     "cluster-allow-replica-migration no",
     "cluster-node-timeout 5000",

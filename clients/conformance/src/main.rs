@@ -14,6 +14,7 @@ mod servers;
 mod soak;
 mod world;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -130,6 +131,8 @@ struct Judge {
     programs: Arc<Programs>,
     command: String,
     driver: Option<String>,
+    /// The features that the program lists.
+    declared: HashSet<String>,
     /// Programs that wait for their next scenario.
     idle: Mutex<Vec<Arc<Program>>>,
 }
@@ -147,12 +150,6 @@ async fn perform(arguments: &Arguments) -> Result<Option<Report>, Broken> {
 }
 
 async fn judge(arguments: &Arguments, programs: Arc<Programs>) -> Result<Report, Broken> {
-    let judge = Arc::new(Judge {
-        programs,
-        command: arguments.program.clone().unwrap_or_default(),
-        driver: arguments.driver.clone(),
-        idle: Mutex::default(),
-    });
     let asked = |scenario: &&Scenario| {
         let is_named = arguments.scenarios.iter().any(|name| scenario.name.starts_with(name.as_str()));
         is_named || arguments.scenarios.is_empty() && (scenario.is_short || !arguments.short)
@@ -161,7 +158,10 @@ async fn judge(arguments: &Arguments, programs: Arc<Programs>) -> Result<Report,
     if chosen.is_empty() {
         return Err(Broken::new("driver", "no scenario has such a name; --list shows them"));
     }
-    let first = Program::start(&judge.command).await?;
+    let command = arguments.program.clone().unwrap_or_default();
+    let first = Program::start(&command).await?;
+    let (driver, declared) = (arguments.driver.clone(), first.features());
+    let judge = Arc::new(Judge { programs, command, driver, declared, idle: Mutex::default() });
     let language = first.language().to_owned();
     let name = arguments.name.clone().unwrap_or_else(|| match &arguments.driver {
         Some(driver) => format!("{language}-{driver}"),
@@ -204,8 +204,9 @@ async fn judge(arguments: &Arguments, programs: Arc<Programs>) -> Result<Report,
 impl Judge {
     async fn examine(&self, scenario: &'static Scenario) -> Finding {
         let started = std::time::Instant::now();
+        let undeclared = scenario.gate().filter(|rule| !self.declared.contains(*rule));
         let outcome = self.run(scenario).await;
-        Finding::new(scenario, outcome, started.elapsed())
+        Finding::new(scenario, undeclared, outcome, started.elapsed())
     }
 
     async fn run(&self, scenario: &Scenario) -> Result<(), Broken> {
@@ -214,7 +215,7 @@ impl Judge {
             Some(program) => program,
             None => Program::start(&self.command).await?,
         };
-        if let Some(need) = scenario.needs.iter().find(|need| !program.has(need)) {
+        if let Some(need) = scenario.abilities().find(|need| !program.has(need)) {
             self.idle.lock().unwrap().push(program);
             return Err(Broken::lacking(format!("the program does not list {need}")));
         }

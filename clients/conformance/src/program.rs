@@ -1,6 +1,6 @@
 //! A program of one language: requests on its standard input, answers and events on its standard output.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -46,7 +46,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Debug)]
 pub enum Answer {
     Ok(Value),
-    Error { name: String, code: String, message: String },
+    Error {
+        name: String,
+        code: String,
+        message: String,
+        /// The error that caused this one, if there is one.
+        cause: String,
+    },
 }
 
 /// A request that may be outstanding.
@@ -106,8 +112,13 @@ impl Program {
         Ok(Arc::new(program))
     }
 
+    pub fn features(&self) -> HashSet<String> {
+        let features = self.hello["features"].as_array().into_iter().flatten();
+        features.filter_map(Value::as_str).map(str::to_owned).collect()
+    }
+
     pub fn has(&self, feature: &str) -> bool {
-        self.hello["features"].as_array().is_some_and(|features| features.iter().any(|name| name == feature))
+        self.features().contains(feature)
     }
 
     pub fn language(&self) -> &str {
@@ -258,7 +269,7 @@ impl Call {
             return Ok(Answer::Ok(ok.clone()));
         }
         let text = |field: &str| said[field].as_str().unwrap_or_default().to_owned();
-        Ok(Answer::Error { name: text("error"), code: text("code"), message: text("message") })
+        Ok(Answer::Error { name: text("error"), code: text("code"), message: text("message"), cause: text("cause") })
     }
 
     /// The answer; an error fails the scenario.
@@ -275,8 +286,11 @@ impl std::fmt::Display for Answer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Answer::Ok(value) => write!(f, "{value}"),
-            Answer::Error { name, code, message } if code.is_empty() => write!(f, "{name} ({message})"),
-            Answer::Error { name, code, message } => write!(f, "{name} {code} ({message})"),
+            Answer::Error { name, code, message, cause } => {
+                write!(f, "{name}")?;
+                let named = [(" ", code), (": ", message), (", caused by: ", cause)];
+                named.iter().filter(|(_, text)| !text.is_empty()).try_for_each(|(word, text)| write!(f, "{word}{text}"))
+            }
         }
     }
 }

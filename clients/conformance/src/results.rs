@@ -1,5 +1,6 @@
 //! Results: a line for each scenario, a JSON file for each client, a table of several clients.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -35,18 +36,26 @@ pub struct Finding {
     took: Duration,
     /// Whether the first try failed, and this is the second.
     repeated: bool,
+    /// The rule that the scenario is about, if the program does not list it.
+    undeclared: Option<&'static str>,
 }
 
 impl Finding {
-    pub fn new(scenario: &Scenario, outcome: Result<(), Broken>, took: Duration) -> Finding {
+    pub fn new(
+        scenario: &Scenario,
+        undeclared: Option<&'static str>,
+        outcome: Result<(), Broken>,
+        took: Duration,
+    ) -> Finding {
         let (outcome, broken, reason) = match outcome {
             Ok(()) => (Outcome::Green, String::new(), String::new()),
             Err(Broken { rules, text }) if rules == "none" => (Outcome::Lacking, String::new(), text),
+            Err(Broken { text, .. }) if undeclared.is_some() => (Outcome::Lacking, String::new(), text),
             Err(Broken { rules, text }) => {
                 (Outcome::Red, if rules.is_empty() { scenario.rules.to_owned() } else { rules }, text)
             }
         };
-        Finding { name: scenario.name, outcome, broken, reason, took, repeated: false }
+        Finding { name: scenario.name, outcome, broken, reason, took, repeated: false, undeclared }
     }
 
     pub fn may_be_repeated(&self) -> bool {
@@ -65,9 +74,10 @@ impl Finding {
     pub fn print(&self) {
         let again = if self.repeated { " (again, alone)" } else { "" };
         let seconds = self.took.as_secs_f32();
+        let unlisted = self.undeclared.map_or_else(String::new, |rule| format!("  not listed: {rule}"));
         match self.outcome {
-            Outcome::Green => println!("green    {:32} {seconds:5.1} s{again}", self.name),
-            Outcome::Lacking => println!("lacking  {:32} {}", self.name, self.reason),
+            Outcome::Green => println!("green    {:32} {seconds:5.1} s{again}{unlisted}", self.name),
+            Outcome::Lacking => println!("lacking  {:32} {seconds:5.1} s  {}", self.name, self.reason),
             Outcome::Red => {
                 println!("red      {:32} {seconds:5.1} s{again}  broken: {}: {}", self.name, self.broken, self.reason);
             }
@@ -96,11 +106,23 @@ impl Report {
         self.findings.iter().filter(|finding| finding.outcome == outcome).count()
     }
 
+    /// The rules that the program does not list, although all their scenarios are green.
+    fn kept(&self) -> BTreeSet<&'static str> {
+        let unlisted =
+            self.findings.iter().filter_map(|finding| finding.undeclared.map(|rule| (rule, finding.outcome)));
+        let (green, others): (Vec<_>, Vec<_>) = unlisted.partition(|(_, outcome)| *outcome == Outcome::Green);
+        let rules = green.into_iter().map(|(rule, _)| rule);
+        rules.filter(|rule| !others.iter().any(|(other, _)| other == rule)).collect()
+    }
+
     pub fn print_summary(&self) {
         let [green, red, lacking] = [Outcome::Green, Outcome::Red, Outcome::Lacking].map(|outcome| self.count(outcome));
         println!("\n{}: {green} green, {red} red, {lacking} lacking", self.name);
         for finding in self.findings.iter().filter(|finding| finding.outcome == Outcome::Green && finding.repeated) {
             println!("  {:32} green at the second try; {}", finding.name, finding.reason);
+        }
+        for rule in self.kept() {
+            println!("  {rule} is green and not listed: declare it");
         }
         for finding in self.findings.iter().filter(|finding| finding.outcome == Outcome::Red) {
             println!("  {:32} {}: {}", finding.name, finding.broken, finding.reason);
@@ -112,11 +134,12 @@ impl Report {
             json!({
                 "name": finding.name, "outcome": finding.outcome.word(), "broken": finding.broken, "reason": finding.reason,
                 "ms": finding.took.as_millis() as u64, "repeated": finding.repeated,
+                "undeclared": finding.undeclared,
             })
         }).collect();
         let report = json!({
             "client": self.name, "language": self.hello["language"], "package": self.hello["package"],
-            "driver": self.driver, "scenarios": scenarios,
+            "driver": self.driver, "scenarios": scenarios, "declare": self.kept(),
         });
         std::fs::create_dir_all(folder).expect("a folder for the results");
         let text = serde_json::to_string_pretty(&report).expect("it is JSON");
@@ -138,7 +161,8 @@ pub fn write_table(path: &Path, files: &[String]) {
     let names: Vec<_> = reports.iter().map(|report| text(&report["client"])).collect();
     let mut page = format!(
         "# Conformance of the clients\n\nWritten by `scripts/clients`. A cell names the broken rules of \
-         [BEHAVIOUR.md](../BEHAVIOUR.md).\n`✓` is green, `–` marks an ability that the library lacks.\n\n| scenario | {} |\n|---|{}\n",
+         [BEHAVIOUR.md](../BEHAVIOUR.md).\n`✓` is green, `–` marks an ability that the library lacks, `lacking` a rule that \
+         the package\ndoes not keep yet.\n\n| scenario | {} |\n|---|{}\n",
         names.join(" | "),
         "---|".repeat(names.len())
     );
@@ -147,6 +171,7 @@ pub fn write_table(path: &Path, files: &[String]) {
             let Some(found) = find(report, scenario.name) else { return " ".to_owned() };
             match text(&found["outcome"]).as_str() {
                 "green" => "✓".to_owned(),
+                "lacking" if found["undeclared"].is_string() => "lacking".to_owned(),
                 "lacking" => "–".to_owned(),
                 _ => text(&found["broken"]),
             }
@@ -163,6 +188,9 @@ pub fn write_table(path: &Path, files: &[String]) {
         {
             let [name, broken, reason] = ["name", "broken", "reason"].map(|field| text(&scenario[field]));
             page += &format!("- {}, {name}: {broken}: {reason}\n", text(&report["client"]));
+        }
+        for rule in report["declare"].as_array().into_iter().flatten() {
+            page += &format!("- {}: {} is green and not listed: declare it\n", text(&report["client"]), text(rule));
         }
     }
     std::fs::write(path, page).expect("a file for the table");

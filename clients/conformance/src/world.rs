@@ -16,6 +16,20 @@ use crate::servers::{Programs, Server};
 /// The limit for steps whose duration the rules do not limit, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The names of B28. Any other name is misuse, `Cancelled` or `Unsupported`.
+pub const TYPED: [&str; 10] = [
+    "LockError",
+    "LockTimeout",
+    "LockLost",
+    "Deadlock",
+    "Superseded",
+    "ModuleMissing",
+    "ModuleTooOld",
+    "Closed",
+    "Unavailable",
+    "Refused",
+];
+
 pub fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
@@ -230,7 +244,19 @@ pub struct Client {
 pub enum Outcome {
     Acquired(Hold),
     NotAcquired,
-    Error { name: String, code: String, message: String },
+    /// A `LockTimeout` is one only if it has a cause.
+    Error {
+        name: String,
+        code: String,
+        message: String,
+    },
+}
+
+impl Outcome {
+    /// Whether it says that the server did not answer, or refused for now.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Outcome::Error { name, .. } if name == "Unavailable" || name == "LockTimeout")
+    }
 }
 
 impl std::fmt::Display for Outcome {
@@ -265,7 +291,7 @@ pub struct Hold {
     pub until_us: Option<i64>,
 }
 
-fn merged(mut fields: Value, more: &Value) -> Value {
+pub fn merged(mut fields: Value, more: &Value) -> Value {
     if let (Some(fields), Some(more)) = (fields.as_object_mut(), more.as_object()) {
         fields.extend(more.clone());
     }
@@ -349,8 +375,13 @@ impl Acquiring {
         let Acquiring { call, has_timeout, client, hold, kind, keys } = self;
         let said = match call.answer_or(if has_timeout { "B5" } else { "" }, within).await? {
             Answer::Ok(said) => said,
-            Answer::Error { name, .. } if name == "LockTimeout" => return Ok(Outcome::NotAcquired),
-            Answer::Error { name, code, message } => return Ok(Outcome::Error { name, code, message }),
+            Answer::Error { name, cause, .. } if name == "LockTimeout" && cause.is_empty() => {
+                return Ok(Outcome::NotAcquired);
+            }
+            Answer::Error { name, code, message, cause } => {
+                let message = if cause.is_empty() { message } else { format!("{message}, caused by: {cause}") };
+                return Ok(Outcome::Error { name, code, message });
+            }
         };
         let listed = said["tokens"].as_array();
         let listed = listed.ok_or_else(|| Broken::new("B26", format!("no tokens in {said}")))?;
@@ -425,6 +456,16 @@ impl Hold {
         let call = self.client.program.call("release", merged(json!({"hold": self.name}), &options));
         self.record(|belief| belief.ended_us = belief.ended_us.min(call.sent_us));
         call
+    }
+
+    /// Makes a fixed lease end this long from now. A package without that lacks it.
+    pub async fn extend(&self, lease_ms: u32) -> Result<(), Broken> {
+        let call = self.client.program.call("extend", json!({"hold": self.name, "lease_ms": lease_ms}));
+        match call.answer(PATIENCE).await? {
+            Answer::Ok(_) => Ok(()),
+            Answer::Error { name, message, .. } if name == "Unsupported" => Err(Broken::lacking(message)),
+            error => Err(Broken::new("", format!("a fixed lease was not extended: {error}"))),
+        }
     }
 
     fn record(&self, change: impl FnMut(&mut Belief)) {

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 /// A fault of the Rust program, a scenario that detects it, and a rule that the scenario names.
-const CAUGHT: [(&str, &str, &str); 28] = [
+const CAUGHT: [(&str, &str, &str); 52] = [
     ("believes-after-deadline", "hold-fixed-lease", "B15"),
     ("believes-after-deadline", "sleep-past-lease", "B13"),
     ("believes-after-deadline", "sleep-at-work", "B13"),
@@ -36,6 +36,30 @@ const CAUGHT: [(&str, &str, &str); 28] = [
     ("settles-with-high-id", "settle-then-acquire-lost-reply", "B4"),
     ("settles-with-high-id", "settle-then-acquire-refused", "B11"),
     ("settles-with-high-id", "words-on-the-wire", "B11"),
+    ("believes-what-it-asked", "limit-expire", "B30"),
+    ("believes-what-it-asked", "limit-claimed", "B30"),
+    ("believes-what-it-asked", "limit-lowered", "B30"),
+    ("hangs-on-extremes", "duration-lease", "B31"),
+    ("hangs-on-extremes", "duration-wait-free", "B31"),
+    ("hangs-on-extremes", "duration-wait-held", "B31"),
+    ("hangs-on-extremes", "duration-release", "B31"),
+    ("hides-outage", "outage-unreachable", "B33"),
+    ("hides-outage", "outage-refused", "B33"),
+    ("hides-outage", "outage-silent", "B33"),
+    ("hides-outage", "outage-accepted", "B33"),
+    ("blames-server", "outage-over", "B33"),
+    ("ignores-loss", "loss-first", "B34"),
+    ("steps-after-loss", "loss-first", "B34"),
+    ("ignores-loss", "loss-first-forced", "B34"),
+    ("ignores-loss", "loss-overwritten-run", "B35"),
+    ("hides-loss", "loss-overwritten", "B35"),
+    ("hides-loss", "loss-inner-release", "B32"),
+    ("closes-twice", "reentry-closed-twice", "B32"),
+    ("declares-all", "loss-then-acquire", "B32"),
+    ("declares-all", "loss-then-acquire-renewed", "B32"),
+    ("declares-all", "limit-fixed-lease", "B29"),
+    ("declares-all", "limit-fixed-lease-extended", "B29"),
+    ("declares-all", "limit-fixed-lease-killed", "B29"),
 ];
 
 /// Scenarios that the naive client fails, see `rust-program/naive.rs`.
@@ -46,7 +70,7 @@ const NAIVE: &str = "keep note reentry-some-keys words-on-the-wire wait-timeout-
     refused-for-good wrong-type module-missing module-too-old readonly-waiting readonly-until-lost restart-holding restart-waiting \
     connection-user connection-key-prefix connection-numbers-as-strings sleep-while-waiting close-server-stopped exit-with-session \
     wait-owner-deadlock wait-owner-superseded wait-keeps-place wait-claimed wait-try-stalled wait-timeout-replies-stalled lead-again hold-slow-network hold-slower-than-lease \
-    close-at-each-await close-frees-everything run-cancelled";
+    close-at-each-await close-frees-everything run-cancelled limit-fixed-lease limit-lowered-acquire limit-claimed outage-over loss-first";
 
 fn judge(program: &str, fault: Option<&str>, scenarios: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
@@ -74,6 +98,18 @@ fn a_naive_client_is_red() {
     let is_red = |scenario: &&&str| verdict(&said, scenario).is_some_and(|line| line.starts_with("red"));
     let green: Vec<_> = scenarios.iter().filter(|scenario| !is_red(scenario)).collect();
     assert!(green.is_empty(), "not red: {green:?}\n{said}");
+}
+
+#[test]
+fn rule_that_is_not_listed_is_lacking_or_asked_for() {
+    let naive = env!("CARGO_BIN_EXE_conformance-naive");
+    let said = judge(naive, Some("declares-none"), &["loss-first-forced", "duration-release"]);
+    let broken = verdict(&said, "loss-first-forced").unwrap_or_default();
+    assert!(broken.starts_with("lacking") && broken.contains("ended by force"), "{said}");
+    let kept = verdict(&said, "duration-release").unwrap_or_default();
+    assert!(kept.starts_with("green") && kept.ends_with("not listed: B31"), "{said}");
+    assert!(said.contains("1 green, 0 red, 1 lacking"), "{said}");
+    assert!(said.contains("B31 is green and not listed") && !said.contains("B34 is green"), "{said}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"strconv"
@@ -40,15 +41,15 @@ type request struct {
 	Kind         string          `json:"kind"`
 	Keys         []string        `json:"keys"`
 	Permits      int64           `json:"permits"`
-	WaitMS       *int64          `json:"wait_ms"`
-	LeaseMS      *int64          `json:"lease_ms"`
-	FixedLeaseMS *int64          `json:"fixed_lease_ms"`
-	SessionMS    *int64          `json:"session_ms"`
+	WaitMS       *span           `json:"wait_ms"`
+	LeaseMS      *span           `json:"lease_ms"`
+	FixedLeaseMS *span           `json:"fixed_lease_ms"`
+	SessionMS    *span           `json:"session_ms"`
 	Owner        string          `json:"owner"`
 	Note         string          `json:"note"`
-	GraceMS      *int64          `json:"grace_ms"`
+	GraceMS      *span           `json:"grace_ms"`
 	Task         string          `json:"task"`
-	KeepMS       int64           `json:"keep_ms"`
+	KeepMS       *span           `json:"keep_ms"`
 	Tasks        int             `json:"tasks"`
 	Times        int             `json:"times"`
 	Spread       int             `json:"spread"`
@@ -57,10 +58,38 @@ type request struct {
 	HoldMS       int64           `json:"hold_ms"`
 	WorkMS       int64           `json:"work_ms"`
 	Fails        string          `json:"fails"`
-	IdleMS       int64           `json:"idle_ms"`
+	IdleMS       *span           `json:"idle_ms"`
 	Request      json.RawMessage `json:"request"`
 	AdvanceMS    int64           `json:"advance_ms"`
 }
+
+// span is a duration of the protocol: milliseconds, or the name of an extreme value.
+type span struct {
+	time.Duration
+	unsupported bool // This language has no such duration.
+}
+
+func (s *span) UnmarshalJSON(text []byte) error {
+	switch string(text) {
+	case `"max"`:
+		s.Duration = math.MaxInt64
+	case `"min"`:
+		s.Duration = math.MinInt64
+	case `"inf"`, `"-inf"`, `"nan"`:
+		s.unsupported = true
+	default:
+		var ms float64
+		if err := json.Unmarshal(text, &ms); err != nil {
+			return err
+		}
+		s.Duration = time.Duration(ms * float64(time.Millisecond))
+	}
+	return nil
+}
+
+// features are abilities, and the rules that the package keeps of those that are not kept everywhere
+// yet.
+var features = []string{"cluster", "sentinel", "tls", "clock", "B34"}
 
 type sentinel struct {
 	Master string   `json:"master"`
@@ -134,7 +163,7 @@ func main() {
 			p.mu.Unlock()
 			if err != nil {
 				name, code := name(err)
-				p.write(fields{"id": r.ID, "error": name, "code": code, "message": err.Error()})
+				p.write(fields{"id": r.ID, "error": name, "code": code, "message": err.Error(), "cause": cause(err)})
 				return
 			}
 			p.write(fields{"id": r.ID, "ok": ok})
@@ -184,6 +213,15 @@ func name(err error) (string, string) {
 	return "LockError", e.Code
 }
 
+// cause returns the text of the error that caused another one, except for the end of a context.
+func cause(err error) string {
+	var e *rlock.Error
+	if !errors.As(err, &e) || e.Err == nil || errors.Is(e.Err, context.DeadlineExceeded) {
+		return ""
+	}
+	return e.Err.Error()
+}
+
 func (p *program) do(ctx context.Context, r *request) (fields, error) {
 	p.mu.Lock()
 	c, known := p.clients[r.Client]
@@ -199,7 +237,7 @@ func (p *program) do(ctx context.Context, r *request) (fields, error) {
 	}
 	switch r.Do {
 	case "hello":
-		return fields{"language": "go", "package": "rlock-go", "features": []string{"cluster", "sentinel", "tls", "clock"}}, nil
+		return fields{"language": "go", "package": "rlock-go", "features": features}, nil
 	case "connect":
 		return fields{}, p.connect(r)
 	case "acquire":
@@ -214,8 +252,11 @@ func (p *program) do(ctx context.Context, r *request) (fields, error) {
 		p.keep(r.Hold, hold)
 		return fields{"tokens": hold.Tokens(), "at_us": at, "valid_ms": valid}, nil
 	case "release":
-		if r.KeepMS > 0 {
-			return fields{}, hold.ReleaseAndKeep(ctx, ms(r.KeepMS))
+		if r.KeepMS != nil && r.KeepMS.unsupported {
+			return nil, errUnsupported
+		}
+		if r.KeepMS != nil {
+			return fields{}, hold.ReleaseAndKeep(ctx, r.KeepMS.Duration)
 		}
 		return fields{}, hold.Release(ctx)
 	case "held":
@@ -234,6 +275,7 @@ func (p *program) do(ctx context.Context, r *request) (fields, error) {
 			case <-time.After(ms(r.WorkMS)):
 			case <-ctx.Done():
 			}
+			p.write(fields{"event": "step", "hold": r.Hold, "at_us": nowUS()})
 			if r.Fails != "" {
 				return errors.New(r.Fails)
 			}
@@ -256,7 +298,13 @@ func (p *program) do(ctx context.Context, r *request) (fields, error) {
 		}
 		return fields{}, err
 	case "init":
-		made, err := c.InitSemaphore(ctx, r.Keys[0], r.Permits, ms(r.IdleMS))
+		if r.IdleMS == nil {
+			r.IdleMS = &span{}
+		}
+		if r.IdleMS.unsupported {
+			return nil, errUnsupported
+		}
+		made, err := c.InitSemaphore(ctx, r.Keys[0], r.Permits, r.IdleMS.Duration)
 		return fields{"made": made}, err
 	case "cancel":
 		p.mu.Lock()
@@ -333,14 +381,17 @@ func (p *program) connect(r *request) error {
 func options(r *request) ([]rlock.Option, error) {
 	var all []rlock.Option
 	for _, o := range []struct {
-		ms   *int64
+		span *span
 		make func(time.Duration) rlock.Option
 	}{
 		{r.WaitMS, rlock.WithTimeout}, {r.LeaseMS, rlock.WithLease}, {r.FixedLeaseMS, rlock.WithFixedLease},
 		{r.SessionMS, rlock.WithSession}, {r.GraceMS, rlock.WithGrace},
 	} {
-		if o.ms != nil {
-			all = append(all, o.make(ms(*o.ms)))
+		if o.span != nil && o.span.unsupported {
+			return nil, errUnsupported
+		}
+		if o.span != nil {
+			all = append(all, o.make(o.span.Duration))
 		}
 	}
 	if len(r.Keys) == 0 {
@@ -441,7 +492,7 @@ func (p *program) interval(hold *rlock.Hold, r *request, asked int64, end time.T
 	step := 5 * time.Millisecond
 	if r.LeaseMS != nil {
 		// Shorter than from a renewal to its deadline, so each deadline is seen.
-		step = max(step, ms(*r.LeaseMS)/10)
+		step = max(step, r.LeaseMS.Duration/10)
 	}
 	for {
 		now := nowUS()

@@ -13,6 +13,9 @@ import { LockError, LockLost, LockTimeout, RLockClient } from 'rlock-redis'
 const { driver: defaultDriver } = parseArgs({ options: { driver: { type: 'string', default: 'ioredis' } } }).values
 const version = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version
 
+// Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
+const FEATURES = ['cluster', 'tls', 'clock', 'drivers', 'B30', 'B31']
+
 class Unsupported extends Error {}
 class Cancelled extends Error {}
 
@@ -91,16 +94,22 @@ async function connect(request) {
   return {}
 }
 
+const EXTREMES = { inf: Infinity, '-inf': -Infinity, nan: NaN, max: Number.MAX_VALUE, min: -Number.MAX_VALUE }
+
+/** A duration of the protocol: milliseconds, or the name of an extreme value. */
+const span = (value) => (typeof value === 'string' ? EXTREMES[value] : (value ?? undefined))
+
 function optionsOf(request) {
   const names = { lease: 'lease_ms', fixedLease: 'fixed_lease_ms', session: 'session_ms', owner: 'owner', note: 'note' }
-  const entries = Object.entries(names).map(([name, field]) => [name, request[field]])
+  const value = (field) => (field.endsWith('_ms') ? span(request[field]) : request[field])
+  const entries = Object.entries(names).map(([name, field]) => [name, value(field)])
   return Object.fromEntries(entries.filter(([, value]) => value !== undefined && value !== null))
 }
 
 function lockOf({ client, kind, keys, permits, grace_ms, ...request }) {
   const { rlock } = clients.get(client)
   const options = optionsOf(request)
-  if (kind === 'fair') return rlock.fairLock(keys[0], { ...options, grace: grace_ms ?? undefined })
+  if (kind === 'fair') return rlock.fairLock(keys[0], { ...options, grace: span(grace_ms) })
   if (kind === 'read') return rlock.readLock(keys[0], options)
   if (kind === 'write') return rlock.writeLock(keys[0], options)
   if (kind === 'semaphore') return rlock.semaphore(keys[0], { ...options, permits: permits ?? 1 })
@@ -114,9 +123,9 @@ async function obtain(request, signal) {
   const lock = lockOf(request)
   if (request.wait_ms === 0) return await lock.tryAcquire()
   try {
-    return await lock.acquire({ signal, timeout: request.wait_ms ?? undefined })
+    return await lock.acquire({ signal, timeout: span(request.wait_ms) })
   } catch (error) {
-    if (error instanceof LockTimeout) return null
+    if (error instanceof LockTimeout && error.cause === undefined) return null
     throw error
   }
 }
@@ -190,6 +199,7 @@ async function run(request, signal) {
   const result = await lockOf(request).using(async (hold) => {
     tellLoss(request.hold, hold)
     await sleep(request.work_ms ?? 0)
+    say({ event: 'step', hold: request.hold, at_us: nowUs() })
     if (request.fails !== undefined) throw new Error(request.fails)
     return 'done'
   }, options)
@@ -217,14 +227,14 @@ const requests = {
   hello: () => ({
     language: 'node',
     package: `rlock-redis ${version}`,
-    features: ['cluster', 'tls', 'clock', 'drivers', ...(defaultDriver === 'ioredis' ? ['sentinel'] : [])],
+    features: [...FEATURES, ...(defaultDriver === 'ioredis' ? ['sentinel'] : [])],
   }),
   connect,
   acquire,
   release: async (request) => {
     const hold = holdOf(request)
-    const released = request.keep_ms ? await hold.releaseAndKeep(request.keep_ms) : await hold.release()
-    return { released }
+    const keep = span(request.keep_ms)
+    return { released: keep === undefined ? await hold.release() : await hold.releaseAndKeep(keep) }
   },
   held: (request) => {
     const hold = holdOf(request)
@@ -235,7 +245,7 @@ const requests = {
   lead,
   init: async ({ client, keys, permits, idle_ms }) => {
     const { rlock } = clients.get(client)
-    return { made: await rlock.semaphore(keys[0]).init(permits, { idle: idle_ms ?? undefined }) }
+    return { made: await rlock.semaphore(keys[0]).init(permits, { idle: span(idle_ms) }) }
   },
   cancel: ({ request }) => {
     outstanding.get(request)?.abort(new Cancelled('cancelled'))
@@ -274,7 +284,8 @@ async function serve(request) {
     if (!handle) throw new Unsupported(request.do)
     say({ id, ok: (await handle(request, controller.signal)) ?? {} })
   } catch (error) {
-    say({ id, error: nameOf(error), code: error?.code ?? '', message: String(error?.message ?? error) })
+    const cause = error?.cause === undefined ? '' : String(error.cause)
+    say({ id, error: nameOf(error), code: error?.code ?? '', message: String(error?.message ?? error), cause })
   } finally {
     outstanding.delete(id)
   }

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import importlib
 import json
+import math
 import os
 import queue
 import sys
@@ -27,6 +28,9 @@ from rlock_redis import AsyncRLockClient, LockError, LockLost, LockTimeout, RLoc
 from rlock_redis._clock import SteadyClock
 from rlock_redis._commands import Message
 from rlock_redis._connections import done, run
+
+# Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
+FEATURES = ["cluster", "sentinel", "tls", "clock", "drivers", "B34"]
 
 ASYNC = "--asyncio" in sys.argv
 _output = threading.Lock()
@@ -128,10 +132,26 @@ async def answer(request: dict[str, Any], handler: Handler) -> None:
                 task.uncancel()
         say({"id": number, "error": "Cancelled", "code": "", "message": repr(error)})
     except Exception as error:
-        name = type(error).__name__
-        say({"id": number, "error": name, "code": getattr(error, "code", ""), "message": str(error)})
+        name, cause = type(error).__name__, "" if error.__cause__ is None else repr(error.__cause__)
+        say({"id": number, "error": name, "code": getattr(error, "code", ""), "message": str(error), "cause": cause})
     finally:
         running.pop(number, None)
+
+
+EXTREMES = {
+    "inf": math.inf,
+    "-inf": -math.inf,
+    "nan": math.nan,
+    "max": sys.float_info.max,
+    "min": -sys.float_info.max,
+}
+
+
+def seconds(value: Any) -> float | None:
+    """A duration of the protocol, which is in milliseconds or the name of an extreme value."""
+    if value is None:
+        return None
+    return EXTREMES[value] if isinstance(value, str) else value / 1000
 
 
 def lock_of(request: dict[str, Any], on_lost: Callable[[Any], None] | None) -> Any:
@@ -139,14 +159,14 @@ def lock_of(request: dict[str, Any], on_lost: Callable[[Any], None] | None) -> A
     options: dict[str, Any] = {"on_lost": on_lost}
     for field, option in (("lease_ms", "lease"), ("session_ms", "session"), ("grace_ms", "grace")):
         if request.get(field) is not None:
-            options[option] = request[field] / 1000
+            options[option] = seconds(request[field])
     if request.get("fixed_lease_ms") is not None:
-        options.update(lease=request["fixed_lease_ms"] / 1000, renew=False)
+        options.update(lease=seconds(request["fixed_lease_ms"]), renew=False)
     for option in ("owner", "note"):
         if request.get(option) is not None:
             options[option] = request[option]
     if request.get("wait_ms"):
-        options["timeout"] = request["wait_ms"] / 1000
+        options["timeout"] = seconds(request["wait_ms"])
     if kind == "many":
         return client.multi_lock(keys, **options)
     if kind == "semaphore":
@@ -163,7 +183,7 @@ async def hello(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "language": "python",
         "package": f"rlock-redis {rlock_redis.__version__}",
-        "features": ["cluster", "sentinel", "tls", "clock", "drivers"] + ([] if ASYNC else ["threads"]),
+        "features": [*FEATURES, *([] if ASYNC else ["threads"])],
     }
 
 
@@ -215,8 +235,7 @@ async def acquire(request: dict[str, Any]) -> dict[str, Any]:
 
 
 async def release(request: dict[str, Any]) -> dict[str, Any]:
-    keep = request.get("keep_ms")
-    await done(holds[request["hold"]][1].release(keep=keep and keep / 1000))
+    await done(holds[request["hold"]][1].release(keep=seconds(request.get("keep_ms"))))
     return {}
 
 
@@ -238,6 +257,7 @@ async def run_work(request: dict[str, Any]) -> dict[str, Any]:
     async def work(hold: Any) -> None:
         holds[request["hold"]] = (hold, lock)
         await done(sleep((request.get("work_ms") or 0) / 1000))
+        say({"event": "step", "hold": request["hold"], "at_us": now_us()})
         if request.get("fails"):
             raise RuntimeError(request["fails"])
 
@@ -344,8 +364,7 @@ async def lead(request: dict[str, Any]) -> dict[str, Any]:
 
 async def init(request: dict[str, Any]) -> dict[str, Any]:
     semaphore = clients[request["client"]].semaphore(request["keys"][0])
-    idle = request.get("idle_ms")
-    return {"made": await done(semaphore.init(request["permits"], idle=idle and idle / 1000))}
+    return {"made": await done(semaphore.init(request["permits"], idle=seconds(request.get("idle_ms"))))}
 
 
 async def cancel(request: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from conftest import Clock, Proxy, Server
+from conftest import Clock, Proxy, Server, free_port
 
-from rlock_redis import AsyncRLockClient, Closed, Deadlock, LockLost, LockTimeout, Refused, Unavailable
+from rlock_redis import AsyncRLockClient, Closed, Deadlock, LockError, LockLost, LockTimeout, Refused, Unavailable
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -359,6 +359,35 @@ class TestLoss:
 
         run(main)
 
+    @pytest.mark.parametrize("pause", [0.01, 0.2, 0.4])
+    def test_block_takes_no_step_after_a_stall_of_the_loop(self, pause: float, server: Server) -> None:
+        async def main() -> None:
+            steps = []
+            async with client_of(server.port) as client:
+                with pytest.raises(LockLost):
+                    async with client.lock("k", lease=1):
+                        # The pause and the lease both end during the stall.
+                        asyncio.get_running_loop().call_soon(time.sleep, 1.5)
+                        await asyncio.sleep(pause)
+                        steps.append("after the loss")
+            assert not steps
+
+        run(main)
+
+    @pytest.mark.parametrize("steps", range(4))
+    def test_block_that_goes_on_after_a_stall_of_the_loop_is_no_success(self, steps: int, server: Server) -> None:
+        async def main() -> None:
+            clock = Clock()
+            async with client_of(server.port, clock=clock) as client:
+                with pytest.raises(LockLost):
+                    async with client.lock("k"):
+                        clock.ahead += 31  # The timers of the loop have not seen it yet.
+                        for _ in range(steps):
+                            await asyncio.sleep(0)
+                await asyncio.sleep(0.01)  # It is not cancelled later.
+
+        run(main)
+
     def test_error_of_the_block_is_not_replaced(self, server: Server) -> None:
         async def main() -> None:
             async with client_of(server.port) as client:
@@ -549,13 +578,27 @@ def test_wait_ends_in_time_whatever_the_network_does(fault: str, server: Server,
             await client.lock("other").acquire()
             setattr(proxy, fault, True)
             began = time.monotonic()
-            with pytest.raises(LockTimeout):
+            with pytest.raises(Unavailable):
                 async with client.lock("k", timeout=0.5):
                     pass
             assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
             with pytest.raises(Unavailable):
                 await client.lock("k").acquire(blocking=False)
             setattr(proxy, fault, False)
+
+    run(main)
+
+
+def test_outage_is_not_contention(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with client_of(free_port()) as client:
+            for wait in (lambda: client.lock("k").acquire(timeout=0.3), client.lock("k", timeout=0.3).__aenter__):
+                caplog.clear()
+                with pytest.raises(Unavailable, match=r"'k' was not acquired within 0.3 s: .*Connect") as raised:
+                    await wait()
+                assert isinstance(raised.value.__cause__, Unavailable)
+                assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
+        await asyncio.sleep(0)  # What the client has cancelled ends.
 
     run(main)
 
@@ -661,6 +704,59 @@ def test_loss_of_the_leadership_cancels_the_work_and_the_task_stands_again(serve
     run(main)
 
 
+@pytest.mark.parametrize("error", [LockTimeout, LockLost, Unavailable, Refused])
+def test_error_of_the_work_of_a_leader_ends_it(error: type[LockError], server: Server) -> None:
+    async def main() -> None:
+        async def work(_: Any) -> None:
+            terms.append(1)
+            raise error("of another lock")
+
+        terms: list[int] = []
+        async with client_of(server.port) as client:
+            with pytest.raises(error, match="of another lock"):
+                await client.lead("k", work)
+            assert len(terms) == 1
+            assert server.is_clean("k")
+
+    run(main)
+
+
+def test_loss_of_another_lock_ends_a_leader(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+
+            async def work(_: Any) -> None:
+                async with client.lock("other"):
+                    server.admin.execute_command("RLOCK.FORCERELEASE", "other")
+
+            with pytest.raises(LockLost) as raised:
+                await client.lead("k", work)
+            assert "other" in str(raised.value)
+
+    run(main)
+
+
+def test_leader_that_checks_its_lost_lead_stands_again(server: Server) -> None:
+    async def main() -> None:
+        async with client_of(server.port) as client:
+
+            async def work(hold: Any) -> None:
+                terms.append(hold)
+                if len(terms) == 3:
+                    raise ZeroDivisionError
+                server.admin.execute_command("RLOCK.FORCERELEASE", "k")
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(9)
+                hold.check()
+
+            terms: list[Any] = []
+            with pytest.raises(ZeroDivisionError):
+                await client.lead("k", work, lease=0.6)
+            assert len(set(terms)) == 3
+
+    run(main)
+
+
 def test_fork_leaves_the_connections_of_a_running_loop_alone(server: Server) -> None:
     async def main() -> None:
         async with client_of(server.port) as client:
@@ -704,7 +800,8 @@ def test_many_waits_on_a_stalled_server_end_in_time(server: Server, proxy: Proxy
             proxy.stalled = True
             began = time.monotonic()
             tasks = [asyncio.create_task(client.lock("k").acquire(timeout=0.5)) for _ in range(60)]
-            assert await asyncio.gather(*tasks) == [None] * 60
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(result) for result in results} == {Unavailable}
             assert time.monotonic() - began < 1.5 + 0.5  # The machine is busy.
             proxy.stalled = False
 

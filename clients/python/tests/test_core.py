@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
+import re
 import socket
 import threading
 import time
@@ -202,6 +204,25 @@ class TestHold:
         hold._client._engine.answered([hold], [10_000], now.time - 0.1)
         assert not hold.held
 
+    def test_renewal_for_less_than_before_shortens_the_belief_and_the_next_renewal(self) -> None:
+        hold, now = self.make()
+        sent = now.time + 4
+        now.time += 5
+        hold._client._engine.answered([hold], [3_000], sent)
+        assert hold.until == pytest.approx(sent + 2.968)
+        assert hold.due == pytest.approx(sent + 1)
+        assert hold.timeout <= 1
+        hold._client._engine.answered([hold], [10_000], now.time)
+        assert hold.until == pytest.approx(now.time + 9.898)
+
+    def test_of_two_answers_the_one_that_was_sent_later_counts(self) -> None:
+        hold, now = self.make()
+        first, second = now.time + 4, now.time + 5
+        now.time += 6
+        hold._client._engine.answered([hold], [2_000], second)
+        hold._client._engine.answered([hold], [10_000], first)
+        assert hold.until == pytest.approx(second + 1.978)
+
     def test_session_shortens_the_belief_and_the_renewal(self) -> None:
         hold, now = self.make(session=3)
         assert hold.until == pytest.approx(now.time + 2.968)
@@ -236,6 +257,15 @@ class TestHold:
         assert max(pauses) == 1.0
 
 
+def test_first_failure_of_an_outage_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    attempt = Attempt(RLockClient(redis.Redis()), Target("mutex", (b"k",)), Options(), "me", Mailbox(_Box()))
+    # A server that says UNBLOCKED is there.
+    for code in ("UNBLOCKED", "READONLY", "", "UNBLOCKED"):
+        attempt._report(Unavailable(f"because of {code}", code))
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["acquiring 'k': because of READONLY"]
+
+
 class TestCluster:
     """A cluster whose slots have moved from one node to another; the application's client loads that when asked."""
 
@@ -255,6 +285,8 @@ class TestCluster:
         app, asked, subscribed = self.app(), [], []
 
         class Subscriber:
+            _error = None
+
             def __init__(self, _: Any, route: Route) -> None:
                 self._route = route
 
@@ -276,11 +308,12 @@ class TestCluster:
             client = client_class(app)
             client._subscriber_class, client._exchange, client.max_lease = Subscriber, exchange, FOREVER
             lock, app.master = client.lock("k"), app.new
-            assert await lock._acquire(timeout=0.3) is None
+            with pytest.raises(Unavailable, match="did not answer in time"):
+                await client._acquire(lock, client._user(), client._box(), 0.3)
             assert len(asked) == 1
             await asyncio.to_thread(eventually, lambda: not client._engine.errands())  # They load the map, too.
             app.master = app.old
-            assert await lock._acquire(timeout=5)
+            assert await client._acquire(lock, client._user(), client._box(), 5)
             assert subscribed[:2] == [app.new.name, app.old.name]
             await (client.aclose() if client_class is AsyncRLockClient else asyncio.to_thread(client.close))
 
@@ -383,9 +416,62 @@ def test_request_ids_rise_over_a_fork(ahead: int, monkeypatch: pytest.MonkeyPatc
     assert int(in_fork(_request_ids.next_id)) >= max(parents, now)
 
 
-def test_lease_and_client_are_checked() -> None:
-    with pytest.raises(ValueError, match="lease"):
-        RLockClient(redis.Redis()).lock("k", lease=0)
+DAYS_365 = 365 * 24 * 3600
+NO_DURATIONS = [math.nan, -math.inf, -1, -1e-9]
+
+
+@pytest.mark.parametrize("client_class", [RLockClient, AsyncRLockClient])
+class TestDurations:
+    @pytest.mark.parametrize("name", ["lease", "session", "command_timeout", "grace"])
+    @pytest.mark.parametrize("value", [*NO_DURATIONS, 0, 1e-300, 0.0099, DAYS_365 + 1, 1e300, math.inf])
+    def test_other_durations_are_refused_with_a_sentence(self, client_class: Any, name: str, value: float) -> None:
+        client = client_class(redis.Redis())
+        if name == "grace" and 0 <= value < 1:
+            client.fair_lock("k", grace=value)
+            return
+        with pytest.raises(ValueError, match=rf"^{name} must be .* seconds .*, not {re.escape(repr(value))}$"):
+            client.lock("k", **{name: value}) if name != "command_timeout" else client_class(
+                redis.Redis(), command_timeout=value
+            )
+
+    @pytest.mark.parametrize("value", [0.01, DAYS_365])
+    def test_shortest_and_longest_durations_are_accepted(self, client_class: Any, value: float) -> None:
+        client_class(redis.Redis(), command_timeout=value).lock("k", lease=value, session=value, grace=value)
+
+    @pytest.mark.parametrize("value", NO_DURATIONS)
+    def test_timeouts_that_are_none_are_refused(self, client_class: Any, value: float) -> None:
+        lock = client_class(redis.Redis()).lock("k")
+        for asks in (
+            lambda: client_class(redis.Redis()).lock("k", timeout=value),
+            lambda: call(lock.acquire, True, value),
+        ):
+            with pytest.raises(
+                ValueError, match=rf"^timeout must be 0 seconds or more, .* not {re.escape(repr(value))}$"
+            ):
+                asks()
+
+    @pytest.mark.parametrize("value", [*NO_DURATIONS, DAYS_365 + 1, math.inf])
+    def test_periods_are_checked(self, client_class: Any, value: float) -> None:
+        semaphore = client_class(redis.Redis()).semaphore("k")
+        with pytest.raises(ValueError, match=r"^keep must be 0 to"):
+            call(semaphore.release, value)
+        with pytest.raises(ValueError, match=r"^idle must be 0 to"):
+            call(semaphore.init, 1, value)
+
+    @pytest.mark.parametrize("permits", [0, -1, 1.5, math.nan, math.inf])
+    def test_permits_are_whole_numbers_from_1(self, client_class: Any, permits: Any) -> None:
+        client = client_class(redis.Redis())
+        for asks in (lambda: client.semaphore("k", permits), lambda: call(client.semaphore("k").init, permits)):
+            with pytest.raises(ValueError, match=r"^permits must be a whole number of 1 or more"):
+                asks()
+
+
+def call(method: Callable[..., Any], *arguments: Any) -> Any:
+    result = method(*arguments)
+    return asyncio.run(result) if asyncio.iscoroutine(result) else result
+
+
+def test_options_and_client_are_checked() -> None:
     with pytest.raises(ValueError, match="session needs"):
         RLockClient(redis.Redis()).lock("k", renew=False, session=1)
     with pytest.raises(ValueError, match="one key"):

@@ -18,6 +18,9 @@ use crate::time::Now;
 /// The time of an alarm that has fired, until its value sets it again.
 const FIRED_US: u64 = u64::MAX;
 
+/// The time of an alarm that is due, but whose value waits until holds may begin again.
+const PARKED_US: u64 = u64::MAX - 1;
+
 /// See the module documentation.
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Alarms {
@@ -61,10 +64,17 @@ impl Alarms {
         }
     }
 
-    /// Postpones an alarm until `until_us`, if it is due.
-    pub(crate) fn delay_due(&mut self, alarm: Alarm, now: Now, until_us: u64) {
+    /// Parks an alarm that is due: it does not fire before [`Alarms::unpark`].
+    pub(crate) fn park_due(&mut self, alarm: Alarm, now: Now) {
         if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us <= now.mono_us) {
-            self.alarms.set(alarm, until_us);
+            self.alarms.set(alarm, PARKED_US);
+        }
+    }
+
+    /// Lets an alarm fire, if it is parked.
+    pub(crate) fn unpark(&mut self, alarm: Alarm) {
+        if self.alarms.get(alarm).is_some_and(|(at_us, _)| at_us == PARKED_US) {
+            self.alarms.set(alarm, 0);
         }
     }
 
@@ -126,12 +136,12 @@ impl Alarms {
 
     /// When the next alarm fires.
     pub(crate) fn next_us(&self) -> Option<u64> {
-        self.alarms.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != FIRED_US)
+        self.alarms.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us < PARKED_US)
     }
 
     /// Fires an alarm that is due. It stays, but does not fire again until it is set.
     pub(crate) fn fire_due(&mut self, now: Now) -> Option<Alarm> {
-        let (_, alarm) = self.alarms.peek().filter(|(at_us, _)| *at_us <= now.mono_us && *at_us != FIRED_US)?;
+        let (_, alarm) = self.alarms.peek().filter(|(at_us, _)| *at_us <= now.mono_us && *at_us < PARKED_US)?;
         self.alarms.set(alarm, FIRED_US);
         Some(alarm)
     }

@@ -55,7 +55,7 @@ fn parse_facts(facts: &str, owner: Option<&[u8]>, now: Now) -> Result<Event, Eff
         "sized" => Event::Sized { permits: small_number(&mut words, "permits")? },
         "unused" => Event::Unused {
             idle_ms: number(&mut words, 0..=MAX_LEASE_MS, "idle time")?,
-            until_us: now.within_limits(moment(&mut words, now, "end of the idle time")?),
+            until_us: now.within(moment(&mut words, now, "end of the idle time")?, MAX_LEASE_MS),
         },
         "removed" => Event::Removed,
         "queued" | "kept" | "left" | "reserved" | "detached" => place_event(verb, &mut words, owner, now)?,
@@ -193,7 +193,7 @@ fn token(words: &mut Words<'_>) -> Result<u64, EffectError> {
 fn terms(words: &mut Words<'_>, now: Now) -> Result<Terms, EffectError> {
     Ok(Terms {
         count: small_number(words, "count")?,
-        deadline_us: now.within_limits(now.from_unix_ms(number(words, 0..=u64::MAX, "deadline")?)),
+        deadline_us: now.within(now.from_unix_ms(number(words, 0..=u64::MAX, "deadline")?), MAX_LEASE_MS),
         lease_ms: number(words, 1..=MAX_LEASE_MS, "lease")?,
         request: request(words.next().unwrap_or_default())?,
         session_ms: optional(words, 0..=MAX_LEASE_MS, "session")?,

@@ -103,7 +103,10 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Option<Decision> {
-        let is_simple = tx.keys.count() == 1 && request.request_id.is_none() && tx.limits.may_grant == MayGrant::Yes;
+        let is_simple = tx.keys.count() == 1
+            && request.request_id.is_none()
+            && (request.verb == Verb::Acquire || request.claim_ms.is_none())
+            && tx.limits.may_grant == MayGrant::Yes;
         if !is_simple || !self.is_uncontended(&mut tx.at(KEY)) {
             return None;
         }

@@ -6,6 +6,7 @@ use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::outbox::Answer;
+use crate::place::Place;
 use crate::registry::Waiter;
 use crate::request::{Cancel, Refusal};
 
@@ -64,7 +65,10 @@ impl Engine {
         if request.kind != Kind::Fair {
             return Ok(false);
         }
-        let place = self.place_of(tx, request.owner)?.filter(|place| place.is_live(tx.now));
+        let lasts = |place: &Place<'_>| {
+            place.is_live(tx.now) || place.stay.until_us().is_some_and(|until_us| self.begins_again(tx, until_us))
+        };
+        let place = self.place_of(tx, request.owner)?.filter(lasts);
         Ok(place.is_some_and(|place| request.request_id.is_none_or(|id| place.request_id == Some(id))))
     }
 }

@@ -88,7 +88,8 @@ impl Engine {
         };
         // A waiter keeps its place, even if `rejoin` has not marked it as connected yet.
         let waits = self.registry.own_place(owner, name).is_some();
-        if !waits && lock.place(owner).is_some_and(|place| !place.is_live(at.now)) {
+        let until_us = lock.place(owner).filter(|place| !place.is_live(at.now)).and_then(|place| place.stay.until_us());
+        if !waits && until_us.is_some_and(|until_us| !self.begins_again(at, until_us)) {
             self.budget.take_or_end_turn(CHANGE);
             self.commit(at, Event::Left { owner: owner.into(), cause: LeaveCause::Expired });
         }

@@ -1,14 +1,14 @@
 //! Removes expired leases, expired places of a fair lock, and expired locks of another kind.
 
 use super::Engine;
-use super::transaction::At;
+use super::transaction::{At, Transaction};
 use crate::budget::CHANGE;
 use crate::bytes::Owner;
 use crate::event::{EndCause, Event, LeaveCause, Phase};
 use crate::keyspace::Keyspace;
 use crate::kind::{Kind, Mode};
-use crate::limits::{Limits, MayGrant};
-use crate::lock::Hold;
+use crate::limits::MayGrant;
+use crate::lock::{FairQueue, Hold, Lock};
 use crate::place::Stay;
 
 impl Engine {
@@ -65,9 +65,16 @@ impl Engine {
         }
     }
 
-    /// Removes expired places, so that they are neither counted nor shown.
+    /// Whether something that ended at `until_us` begins again after a pause of grants, because its
+    /// owner could not acquire before it ended.
+    pub(super) fn begins_again(&self, tx: &Transaction<'_, impl Keyspace>, until_us: u64) -> bool {
+        tx.limits.may_grant != MayGrant::Yes || until_us < self.resumed_us
+    }
+
+    /// Removes expired places, so that they are neither counted nor shown. While no hold may begin,
+    /// all places stay. The grace of one that expired meanwhile begins again.
     pub(super) fn drop_expired_places(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        loop {
+        while at.limits.may_grant == MayGrant::Yes {
             let Some(lock) = at.lock() else {
                 return;
             };
@@ -80,25 +87,30 @@ impl Engine {
                 // The alarm of the place is due and fires again at once.
                 return;
             }
-            let event = match at.limits.may_grant.paused_ms() {
-                None => Event::Left { owner, cause: LeaveCause::Expired },
-                // While no hold may begin, the owner of the place cannot acquire, so the grace
-                // counts from the end of the pause.
-                Some(paused_ms) => {
-                    let until_us = at.now.after_ms(pause_and_grace_ms(paused_ms, grace_ms, &at.limits));
-                    let stay = match stay {
-                        Stay::Polled { .. } => Stay::Polled { until_us },
-                        Stay::Grace { .. } | Stay::Connected => Stay::Grace { until_us },
-                    };
-                    Event::Kept { owner, stay, request_id, grace_ms }
-                }
+            let event = if stay.until_us().is_some_and(|until_us| self.begins_again(at, until_us)) {
+                let until_us = at.now.after_ms(grace_ms.unwrap_or(at.limits.fair_grace_ms));
+                let stay = match stay {
+                    Stay::Polled { .. } => Stay::Polled { until_us },
+                    Stay::Grace { .. } | Stay::Connected => Stay::Grace { until_us },
+                };
+                Event::Kept { owner, stay, request_id, grace_ms }
+            } else {
+                Event::Left { owner, cause: LeaveCause::Expired }
             };
             self.commit(at, event);
         }
     }
 
-    /// Removes a queue whose places have all expired, in one step regardless of their number.
+    /// Removes a queue whose places have all expired, in one step regardless of their number. Not
+    /// if their graces begin again.
     pub(super) fn drop_expired_queue(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+        let begin_again = |queue: &FairQueue| self.begins_again(at, queue.latest_us());
+        if !at.lock().and_then(Lock::queue).is_some_and(begin_again) {
+            self.clear_expired_queue(at);
+        }
+    }
+
+    fn clear_expired_queue(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         if at.limits.may_grant == MayGrant::Yes
             && let Some(lock) = at.lock()
             && lock.queue().is_some_and(|queue| queue.has_expired(at.now))
@@ -115,21 +127,13 @@ impl Engine {
             && !lock.is_live(at.now)
         {
             self.clear_expired(at, None);
-            self.drop_expired_queue(at);
+            self.clear_expired_queue(at);
             self.close_key(at.tx.keys, at.id);
             if self.name(at).is_some_and(|name| self.registry.first(name).is_some()) {
                 self.defer_to_timer(at.key());
             }
         }
     }
-}
-
-/// How much longer to keep a place or a reservation that expires while no hold may begin: for the
-/// rest of the pause and then the grace. The pause counts as at least a second, because each
-/// extension is propagated.
-pub(super) fn pause_and_grace_ms(paused_ms: u64, grace_ms: Option<u64>, limits: &Limits) -> u64 {
-    const MIN_PAUSE_MS: u64 = 1000;
-    paused_ms.max(MIN_PAUSE_MS).saturating_add(grace_ms.unwrap_or(limits.fair_grace_ms))
 }
 
 /// The event that ends an expired hold. A kept lock reopens with `Released`, so monitoring does not

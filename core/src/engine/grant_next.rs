@@ -13,13 +13,12 @@
 //! | | an expired place | drop the place, wherever it is |
 
 use super::Engine;
-use super::expire::pause_and_grace_ms;
 use super::transaction::At;
 use crate::budget::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::Keyspace;
-use crate::lock::Lock;
+use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision, Value};
 use crate::place::Stay;
 use crate::statistics::count;
@@ -62,8 +61,8 @@ impl Engine {
             return self.defer_to_timer(at.key());
         }
         self.drop_expired_places(at);
-        if let Some(paused_ms) = at.limits.may_grant.paused_ms() {
-            return self.extend_reservation(at, paused_ms);
+        if at.limits.may_grant != MayGrant::Yes {
+            return;
         }
         loop {
             match self.head(at) {
@@ -82,18 +81,6 @@ impl Engine {
                     self.release_place(at, owner.as_slice(), request_id, false);
                 }
             }
-        }
-    }
-
-    /// Extends an expired reservation while no hold may begin, because its owner cannot acquire.
-    fn extend_reservation(&mut self, at: &mut At<'_, '_, impl Keyspace>, paused_ms: u64) {
-        if let Some(queue) = at.lock().and_then(Lock::queue)
-            && queue.reserved_until_us().is_some_and(|until_us| until_us <= at.now.mono_us)
-            && let Some(first) = queue.first()
-        {
-            let until_us = at.now.after_ms(pause_and_grace_ms(paused_ms, first.grace_ms, &at.limits));
-            let owner = Owner::from(first.owner);
-            self.commit(at, Event::Reserved { owner, until_us });
         }
     }
 
@@ -129,7 +116,7 @@ impl Engine {
         if first.stay == Stay::Connected {
             return Head::Abandoned { owner, request_id: first.request_id };
         }
-        match queue.reserved_until_us() {
+        match queue.reserved_until_us().filter(|until_us| !self.begins_again(at, *until_us)) {
             Some(until_us) if until_us <= now_us => Head::Drop { owner, cause: LeaveCause::Missed },
             Some(_) => Head::Nothing,
             None => {

@@ -96,6 +96,9 @@ pub struct Engine {
     /// How much work the current turn may still do.
     budget: Budget,
     last_token: u64,
+    /// The end of the last pause of grants. Places, reservations and idle times that ended before
+    /// begin again after the pause.
+    resumed_us: u64,
     /// The counters for INFO.
     stats: Statistics,
     /// The registry's slot at which the next scan for contended names begins.
@@ -117,6 +120,7 @@ impl Engine {
             next_timer: 0,
             budget: Budget::default(),
             last_token: 0,
+            resumed_us: 0,
             stats: Statistics::default(),
             next_scan: 0,
         }

@@ -45,8 +45,9 @@ impl Engine {
         })
     }
 
-    /// Removes a semaphore whose idle time has ended. While a request waits or no hold may begin,
-    /// restarts the idle time instead: in a quarantine the data set may lack holds.
+    /// Removes a semaphore whose idle time has ended. If a request waits, or if the time ended while
+    /// no hold could begin, it begins again instead. In a quarantine the data set may lack holds, so
+    /// the semaphore stays until the end.
     pub(super) fn remove_unused(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         let Some(lock) = at.lock() else {
             return;
@@ -54,7 +55,10 @@ impl Engine {
         let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= at.now.mono_us) else {
             return;
         };
-        if self.is_waited_for(at) || at.limits.may_grant != MayGrant::Yes {
+        if at.limits.may_grant != MayGrant::Yes {
+            return;
+        }
+        if self.is_waited_for(at) || self.begins_again(at, idle.until_us) {
             let until_us = at.now.after_ms(idle.idle_ms.max(MIN_RESTART_MS));
             self.commit(at, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {

@@ -17,7 +17,7 @@ impl Engine {
     /// Applies a decision about a waiter for one key. Returns whether it was granted.
     pub(super) fn serve(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: Decision) -> bool {
         match decision {
-            Decision::Refuse(refusal) => self.answer(at, ticket, Answer::Refused(refusal)),
+            Decision::Refuse(refusal) => self.end_without_grant(at, ticket, Answer::Refused(refusal)),
             _ if !self.is_permitted(at, ticket) => {
                 self.end_without_grant(at, ticket, Answer::Refused(Refusal::NoPermission))
             }
@@ -39,9 +39,8 @@ impl Engine {
             self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
         }
         at.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
-        let has_place = at.lock().is_some_and(|lock| lock.place(owner.as_slice()).is_some());
-        if !is_granted && has_place {
-            self.commit(at, Event::Left { owner, cause: LeaveCause::TimedOut });
+        if !is_granted {
+            self.leave_place(at, owner);
         }
         is_granted
     }
@@ -80,6 +79,12 @@ impl Engine {
         let owner: Option<Owner> = waiter.map(|waiter| self.registry.owner_of(waiter).into());
         self.answer(at, ticket, answer);
         if let Some(owner) = owner {
+            self.leave_place(at, owner);
+        }
+    }
+
+    fn leave_place(&mut self, at: &mut At<'_, '_, impl Keyspace>, owner: Owner) {
+        if at.lock().is_some_and(|lock| lock.place(owner.as_slice()).is_some()) {
             self.commit(at, Event::Left { owner, cause: LeaveCause::TimedOut });
         }
     }
@@ -93,7 +98,7 @@ impl Engine {
         waiter: &Waiter,
         decision: &Decision,
     ) -> Result<u64, Refusal> {
-        let request = &waiter.request();
+        let request = &waiter.request().within(at.limits.max_lease_ms);
         // An expired lock of another kind with very many holds is removed in parts, so it may still
         // be here.
         self.make_room(at, request.kind);

@@ -4,12 +4,13 @@
 
 use super::Engine;
 use super::transaction::At;
-use crate::backlog::Sweep;
+use crate::backlog::{Resume, Sweep};
 use crate::budget::{CHANGE, PARTS_PER_CHANGE};
 use crate::bytes::Key;
 use crate::collections::Alarm;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::sessions::Binding;
+use crate::time::Now;
 
 /// The result of one source of work.
 pub(super) enum TimerStep {
@@ -60,25 +61,39 @@ impl Engine {
         TimerStep::Done
     }
 
-    /// Holds may begin again: the timer serves the queues that were not served meanwhile.
-    pub fn grants_resumed(&mut self) {
-        self.backlog.set_resumed_from(Some(0));
+    /// Holds may begin again: the timer serves the queues that were not served meanwhile, and does
+    /// what has become due.
+    pub fn grants_resumed(&mut self, now: Now) {
+        self.resumed_us = now.mono_us.saturating_add(1);
+        self.backlog.set_resume(Some(Resume::Names(0)));
     }
 
-    /// Marks some of the names with waiters, so that their queues are served.
+    /// Marks some of the names with waiters, so that their queues are served, and unparks alarms.
     pub(super) fn resume(&mut self) -> TimerStep {
         for part in 0..self.budget.parts() {
-            let slot = self.backlog.resumed_from();
-            let Some(slot) = slot.filter(|_| !part.is_multiple_of(PARTS_PER_CHANGE) || self.budget.take(CHANGE)) else {
+            let resume = self.backlog.resume();
+            let Some(resume) = resume.filter(|_| !part.is_multiple_of(PARTS_PER_CHANGE) || self.budget.take(CHANGE))
+            else {
                 return if part == 0 { TimerStep::Nothing } else { TimerStep::Done };
             };
-            let name = self.registry.in_slot(slot);
-            self.backlog.set_resumed_from(name.map(|_| slot.saturating_add(1)));
-            if let Some(name) = name.flatten().filter(|name| self.registry.len_under(*name) > 0) {
-                // A review also finds waiters whose owner already holds the lock, anywhere in the
-                // queue.
-                self.mark(name, |dirty| dirty.replaced = true);
-            }
+            let next = match resume {
+                Resume::Names(slot) => match self.registry.in_slot(slot) {
+                    None => Some(Resume::Alarms(0)),
+                    Some(name) => {
+                        if let Some(name) = name.filter(|name| self.registry.len_under(*name) > 0) {
+                            // A review also finds waiters whose owner already holds the lock,
+                            // anywhere in the queue.
+                            self.mark(name, |dirty| dirty.replaced = true);
+                        }
+                        Some(Resume::Names(slot.saturating_add(1)))
+                    }
+                },
+                Resume::Alarms(slot) => self.alarms.in_slot(slot).map(|alarm| {
+                    self.alarms.unpark(alarm);
+                    Resume::Alarms(slot.saturating_add(1))
+                }),
+            };
+            self.backlog.set_resume(next);
         }
         TimerStep::Done
     }

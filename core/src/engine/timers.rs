@@ -40,7 +40,7 @@ enum Timer {
     Sweep,
     /// Keys that another node of the cluster serves, or that currently no node serves.
     Postponed,
-    /// Queues that were not served while no hold could begin.
+    /// Queues that were not served, and alarms that were parked, while no hold could begin.
     Resumed,
 }
 
@@ -99,7 +99,7 @@ impl Engine {
             Timer::Leftovers => now_if(self.backlog.has_leftovers() || self.has_retired()),
             Timer::Sweep => now_if(self.backlog.sweep().is_some()),
             Timer::Postponed => self.backlog.postponed_until_us(),
-            Timer::Resumed => now_if(self.backlog.resumed_from().is_some()),
+            Timer::Resumed => now_if(self.backlog.resume().is_some()),
         }
     }
 
@@ -232,7 +232,7 @@ impl Engine {
         self.registry.set_suspected(ticket, false);
         if let Outcome::Cycle(cycle) = outcome {
             let refused = Answer::Refused(Refusal::Deadlock(cycle));
-            self.answer_with(out, ticket, refused, PlaceAfter::Kept);
+            self.answer_with(out, ticket, refused, PlaceAfter::GivenUp);
         }
         self.budget.take(CHANGE);
         TimerStep::Done

@@ -25,9 +25,6 @@ use crate::registry::NameId;
 use crate::sessions::Binding;
 use crate::statistics::count;
 
-/// The interval at which the alarm of a due value fires while no hold may begin.
-const PAUSED_RETRY_MS: u64 = 1000;
-
 impl Engine {
     /// Applies an event and puts it into the outbox.
     #[inline(never)]
@@ -190,10 +187,9 @@ impl Engine {
             if tx.limits.may_grant != MayGrant::Yes
                 && let Value::Lock(lock) = tx.keys.value(id)
             {
-                // A free fair lock is due until it is reserved for its head, which is not possible
-                // while no hold may begin.
-                let until_us = lock.next_end_us().unwrap_or(tx.now.after_ms(PAUSED_RETRY_MS));
-                self.alarms.delay_due(lock.alarm(), tx.now, until_us);
+                // What is still due waits for the end of the pause: a free fair lock for its
+                // reservation, expired places and idle semaphores for their new deadline.
+                self.alarms.park_due(lock.alarm(), tx.now);
             }
             if let Some(name) = self.name(&mut tx.at(id)) {
                 self.registry.tidy(name);

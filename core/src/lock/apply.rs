@@ -298,17 +298,18 @@ impl Lock {
         queue.map(|queue| Leftovers { queue: Some(queue), ..Leftovers::default() })
     }
 
-    /// Shortens leases beyond the longest allowed one, from a hand-made file or a server with a
-    /// wrong clock. No lock is immortal.
-    pub fn shorten_leases(&mut self, now: Now) {
-        let is_far = |deadline_us: u64| now.within_limits(deadline_us) != deadline_us;
+    /// Shortens what is left of each hold to the longest lease that may run. It may be longer in a
+    /// hand-made file, or because the clock of another server was ahead. A kept lock has no lease.
+    pub fn shorten_leases(&mut self, now: Now, longest_lease_ms: u64) {
+        let is_far = |deadline_us: u64| now.within(deadline_us, longest_lease_ms) != deadline_us;
         if !self.last_deadline_us().is_some_and(is_far) {
             return;
         }
         for at in 0..self.holds().len() {
             self.change_hold(at, |hold| {
                 let terms = hold.terms();
-                hold.set_terms(&Terms { deadline_us: now.within_limits(terms.deadline_us), ..terms });
+                let longest_ms = terms.phase.longest_ms(longest_lease_ms);
+                hold.set_terms(&Terms { deadline_us: now.within(terms.deadline_us, longest_ms), ..terms });
             });
         }
     }

@@ -300,6 +300,11 @@ impl FairQueue {
         self.slots.get(self.unsettled).is_some()
     }
 
+    /// An upper bound of the deadlines of places without a connection.
+    pub(crate) fn latest_us(&self) -> u64 {
+        self.latest_us
+    }
+
     /// Whether all places are known to have expired. Does not visit each, so it may return `true`
     /// late if places with later deadlines have left.
     #[must_use]

@@ -319,7 +319,7 @@ impl Lock {
     }
 
     /// When the next lease, place or reservation ends.
-    pub(crate) fn next_end_us(&self) -> Option<u64> {
+    fn next_end_us(&self) -> Option<u64> {
         let lease_us = match self.index() {
             Some(index) => index.first_deadline_us(),
             None => self.holds().iter().map(Hold::deadline_us).min(),

@@ -3,9 +3,11 @@
 use super::hold_index::{MAX_FEW, MIN_INDEXED};
 use super::*;
 use crate::bytes::Owner;
-use crate::event::{EndCause, Event, Terms};
+
+use crate::event::{ChangeCause, EndCause, Event, Terms};
 use crate::place::Stay;
 use crate::request::{RequestMark, Verb};
+use crate::time::MAX_LEASE_MS;
 use std::format;
 use std::string::String;
 
@@ -226,16 +228,25 @@ fn memory_usage_matches_the_allocated_bytes() {
 
 #[test]
 fn leases_are_shortened_to_the_limit() {
-    let far = [u64::MAX, NOW.mono_us + 10, NOW.within_limits(u64::MAX)];
+    const LIMIT_MS: u64 = 60_000;
+    let longest_us = NOW.within(u64::MAX, LIMIT_MS);
+    let far = [u64::MAX, NOW.mono_us + 10, longest_us];
     let mut lock = Lock::new(Kind::Semaphore, 9);
     for (token, deadline_us) in (1..).zip(far) {
         let (kind, mode, owner) = (Kind::Semaphore, Mode::Permits, Owner::from(&[b'0', token as u8][..]));
         lock.apply(Event::Granted { kind, owner, mode, token, terms: Terms::plain(1, deadline_us) });
     }
-    lock.shorten_leases(NOW);
+    lock.shorten_leases(NOW, LIMIT_MS);
     let deadlines: Vec<_> = lock.holds().iter().map(|hold| hold.terms().deadline_us).collect();
-    assert_eq!(deadlines, [NOW.within_limits(u64::MAX), NOW.mono_us + 10, NOW.within_limits(u64::MAX)]);
-    assert!(far[0] > deadlines[0] && lock.next_deadline_us() == Some(NOW.mono_us + 10));
+    assert_eq!(deadlines, [longest_us, NOW.mono_us + 10, longest_us]);
+    assert_eq!(lock.next_deadline_us(), Some(NOW.mono_us + 10));
+    // The owner of a kept lock has asked for its time.
+    let mut kept = with(Kind::Mutex, 1, &[("o", Mode::Exclusive, 1)]);
+    let token = kept.holds().get(0).unwrap().token();
+    let terms = Terms { phase: Phase::Kept, ..Terms::plain(1, u64::MAX) };
+    kept.apply(Event::Changed { token, cause: ChangeCause::Kept, terms });
+    kept.shorten_leases(NOW, LIMIT_MS);
+    assert_eq!(kept.next_deadline_us(), Some(NOW.within(u64::MAX, MAX_LEASE_MS)));
 }
 
 #[test]

@@ -344,7 +344,9 @@ impl<'a> Walk<'a> {
             return None;
         }
         let holder = queues.names.get(name)?.next_holder(token.saturating_sub(1))?;
-        if node == ME || self.holds.insert((name.0, holder.mode)) {
+        // An expired hold blocks no request, but a later one in the same mode may.
+        let is_live = holder.deadline_us > self.graph.now.mono_us;
+        if is_live && (node == ME || self.holds.insert((name.0, holder.mode))) {
             let (after, end, held) = (Bound::Unbounded, Bound::Unbounded, Some(holder));
             self.todo.push(Task::Queue { node, name, after, end, held });
         }

@@ -1,6 +1,7 @@
 //! A lock with redis-rs and a server with rlock. Every command uses a new connection.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -11,12 +12,13 @@ use uuid::Uuid;
 const SOCKET_MARGIN: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A held lock. A thread renews it after each third of its lease until it is dropped.
+/// A held lock. A thread renews it after each third of its lease until it is dropped or lost.
 pub struct Hold {
     client: Client,
     pub key: String,
     pub owner: String,
     pub token: i64,
+    safe_until: Arc<Mutex<Instant>>,
     stop: Option<mpsc::Sender<()>>,
     renewal: Option<JoinHandle<()>>,
 }
@@ -43,7 +45,7 @@ pub(crate) fn acquire_as(
             request.arg("BLOCK").arg(left.as_millis() as u64);
         }
         match ask::<Option<i64>>(client, &request, left + SOCKET_MARGIN) {
-            Ok(Some(token)) => return Ok(Some(Hold::new(client, key, owner, token, lease))),
+            Ok(Some(token)) => return Hold::new(client, key, owner, token, lease).map(Some),
             // The wait was cut off: ask again, for the remaining time.
             Err(error) if is_of_the_connection(&error) && !left.is_zero() => thread::sleep(PAUSE),
             // A newer request with this owner name is waiting, and goes on.
@@ -60,30 +62,51 @@ pub(crate) fn acquire_as(
 }
 
 impl Hold {
-    fn new(client: &Client, key: &str, owner: String, token: i64, lease: Duration) -> Hold {
-        let (stop, stopped) = mpsc::channel();
+    fn new(client: &Client, key: &str, owner: String, token: i64, lease: Duration) -> RedisResult<Hold> {
         let mut renew = cmd("RLOCK.RENEW");
         renew.arg(key).arg(&owner).arg("TOKEN").arg(token).arg("PX").arg(lease.as_millis() as u64);
-        let renewing = client.clone();
-        let renewal = thread::spawn(move || {
-            // The lease began at an unknown moment before now, so only two thirds of it count.
-            let mut safe_until = Instant::now() + lease * 2 / 3;
-            while stopped.recv_timeout(lease / 3) == Err(RecvTimeoutError::Timeout) && Instant::now() < safe_until {
-                let sent = Instant::now();
-                match ask::<i64>(&renewing, &renew, lease / 3) {
-                    Ok(_) => safe_until = sent + lease,
+        let (stop, stopped) = mpsc::channel();
+        let safe_until = Arc::new(Mutex::new(Instant::now()));
+        let (client, key) = (client.clone(), key.to_owned());
+        let mut hold = Hold { client, key, owner, token, safe_until, stop: Some(stop), renewal: None };
+        // The lease began at an unknown moment of the wait. If this fails, dropping the hold releases it.
+        *locked(&hold.safe_until) = renewed(&hold.client, &renew, lease / 3)?;
+        let (client, safe_until) = (hold.client.clone(), hold.safe_until.clone());
+        hold.renewal = Some(thread::spawn(move || {
+            loop {
+                let left = locked(&safe_until).saturating_duration_since(Instant::now());
+                let next = left.min(lease / 3);
+                if left.is_zero() || stopped.recv_timeout(next) != Err(RecvTimeoutError::Timeout) {
+                    return;
+                }
+                match renewed(&client, &renew, next) {
+                    Ok(until) => *locked(&safe_until) = until,
                     Err(error) if is_of_the_connection(&error) => {}
-                    Err(_) => return,
+                    Err(_) => *locked(&safe_until) = Instant::now(),
                 }
             }
-        });
-        Hold { client: client.clone(), key: key.into(), owner, token, stop: Some(stop), renewal: Some(renewal) }
+        }));
+        Ok(hold)
     }
 
-    /// Whether the renewal has stopped: another owner may hold the lock by now.
+    /// Whether the lease may have ended: another owner may hold the lock by now. It asks the clock,
+    /// so it is right even while a renewal has no answer. The clock stands still while the machine
+    /// sleeps.
     pub fn is_lost(&self) -> bool {
-        self.renewal.as_ref().is_none_or(JoinHandle::is_finished)
+        Instant::now() >= *locked(&self.safe_until)
     }
+}
+
+fn locked(moment: &Mutex<Instant>) -> MutexGuard<'_, Instant> {
+    moment.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Renews, and returns until when the hold is safe. The lease counts from the moment before the
+/// request; a tenth of it is for what the caller does between a check and its end.
+fn renewed(client: &Client, renew: &Cmd, within: Duration) -> RedisResult<Instant> {
+    let sent = Instant::now();
+    let left_ms: u64 = ask(client, renew, within)?;
+    Ok(sent + Duration::from_millis(left_ms) * 9 / 10)
 }
 
 impl Drop for Hold {
@@ -106,7 +129,9 @@ impl Drop for Hold {
 
 /// Sends a command over a new connection with its own timeout.
 fn ask<T: FromRedisValue>(client: &Client, command: &Cmd, timeout: Duration) -> RedisResult<T> {
-    let mut connection = client.get_connection_with_timeout(SOCKET_MARGIN)?;
+    // A socket takes no timeout of zero.
+    let timeout = timeout.max(Duration::from_millis(1));
+    let mut connection = client.get_connection_with_timeout(timeout.min(SOCKET_MARGIN))?;
     connection.set_read_timeout(Some(timeout))?;
     command.query(&mut connection)
 }

@@ -4,6 +4,7 @@
 mod lock;
 
 use std::env;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,41 @@ fn two_waiters_in_one_name() {
     println!("ok  redis-rs: of two waiters with the same owner name the newer goes on, and the older stops asking");
 }
 
+/// Sends a signal to the server.
+fn signal(name: &str) {
+    let info = ask::<String>("INFO server");
+    let pid = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("a process").to_owned();
+    let sent = Command::new("kill").args([format!("-{name}"), pid.clone()]).status();
+    assert!(sent.expect("the program kill").success());
+    if name == "STOP" {
+        // Otherwise it would stay stopped if the check fails.
+        thread::spawn(move || {
+            thread::sleep(SECOND * 8);
+            let _ = Command::new("kill").args(["-CONT", &pid]).status();
+        });
+    }
+}
+
+/// The loss comes by the clock, while a renewal has no answer.
+fn stopped_server(client: &Client) {
+    let lease = SECOND * 3;
+    let hold = acquire(client, "silent", lease, SECOND).expect("an answer").expect("it is free");
+    thread::sleep(SECOND * 3 / 2);
+    let (asked, left) = (Instant::now(), ask::<u64>("RLOCK.PTTL silent"));
+    signal("STOP");
+    assert!(!hold.is_lost());
+    while !hold.is_lost() {
+        thread::sleep(SECOND / 100);
+    }
+    let spare = (asked + Duration::from_millis(left)).checked_duration_since(Instant::now()).unwrap_or_default();
+    assert!(spare > lease / 20, "the loss was noticed {spare:?} before the lease ended");
+    drop(hold);
+    while ask::<i64>("RLOCK.PTTL silent") != -2 {
+        thread::sleep(SECOND / 100);
+    }
+    println!("ok  redis-rs: notices the loss before the lease ends, while the server is stopped");
+}
+
 fn main() {
     let (direct, losing) = (client("PORT"), client("LOSING_PORT"));
     for _ in 0..20 {
@@ -90,6 +126,7 @@ fn main() {
     println!("ok  redis-rs: waits end in time, and go on after a cut connection; a hold outlasts its lease");
 
     two_waiters_in_one_name();
+    stopped_server(&direct);
     ask::<i64>("RLOCK.FORCERELEASE job");
     drop(second);
     let renewed = acquire(&direct, "job", SECOND, SECOND).expect("an answer").expect("it is free");

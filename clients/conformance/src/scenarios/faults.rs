@@ -178,7 +178,7 @@ async fn hand_over_each_byte(w: &World) -> Result<(), Broken> {
 }
 
 /// The second list of B12, as servers write them.
-const PASSING: [&str; 11] = [
+pub(super) const PASSING: [&str; 11] = [
     "READONLY You can't write against a read only replica.",
     "LOADING Redis is loading the dataset in memory",
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
@@ -192,12 +192,12 @@ const PASSING: [&str; 11] = [
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
 ];
 
-fn code(error: &str) -> &str {
+pub(super) fn code(error: &str) -> &str {
     error.split(' ').next().unwrap_or_default()
 }
 
 /// For each key that is named like the code of an error, answers the first `times` commands of a kind with that error.
-fn refuse(proxy: &Proxy, verb: &'static str, times: usize, errors: &'static [&'static str]) {
+pub(super) fn refuse(proxy: &Proxy, verb: &'static str, times: usize, errors: &'static [&'static str]) {
     let mut counts = vec![0; errors.len()];
     proxy.on_command(move |words| {
         let at = errors.iter().position(|error| is(words, verb) && words.get(1).is_some_and(|key| key == code(error)));
@@ -542,7 +542,7 @@ async fn out_of_memory(w: &World) -> Result<(), Broken> {
 }
 
 async fn quarantine(w: &World) -> Result<(), Broken> {
-    let server = w.another_server(&["rlock.quarantine-ms 3000"]).await?;
+    let server = w.another_server(&["rlock.max-lease-ms 2000", "rlock.exclusion restart"]).await?;
     let c = w.client(&server.url()).await?;
     c.begin("mutex", "k", json!({"wait_ms": 0})).fails(PATIENCE, "B12 B28", "Unavailable", "QUARANTINE").await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 10_000})).await.under("B12")?;

@@ -8,7 +8,7 @@ use super::scenarios;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::now_us;
 use crate::program::Answer;
-use crate::world::{Outcome, PATIENCE, World, ms, pause};
+use crate::world::{Outcome, PATIENCE, TYPED, World, ms, pause};
 
 scenarios! {
     short "kind-mutex", "B5 B6 B13 B26", [], |w| exclusive(w, "mutex", "m");
@@ -125,18 +125,6 @@ async fn named_owner(w: &World) -> Result<(), Broken> {
 
 /// An owner that holds some of several keys, but not all, asks for them.
 async fn some_keys(w: &World) -> Result<(), Broken> {
-    const TYPED: [&str; 10] = [
-        "LockError",
-        "LockTimeout",
-        "LockLost",
-        "Deadlock",
-        "Superseded",
-        "ModuleMissing",
-        "ModuleTooOld",
-        "Closed",
-        "Unavailable",
-        "Refused",
-    ];
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
     let named = |wait_ms| json!({"wait_ms": wait_ms, "owner": "alice", "task": "alice", "lease_ms": 10_000});

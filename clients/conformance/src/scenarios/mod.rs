@@ -7,10 +7,14 @@ use crate::broken::Broken;
 use crate::world::World;
 
 mod connections;
+mod durations;
 mod faults;
 mod fleets;
 mod holding;
 mod kinds;
+mod limits;
+mod losses;
+mod outages;
 mod processes;
 mod settling;
 mod waiting;
@@ -25,9 +29,25 @@ pub struct Scenario {
     pub rules: &'static str,
     /// Whether the short form includes it.
     pub is_short: bool,
-    /// Names that the program has to list in `features`.
+    /// Abilities that the program has to list in `features`, or a rule that not every package keeps yet.
     pub needs: &'static [&'static str],
     pub run: for<'a> fn(&'a World) -> Running<'a>,
+}
+
+impl Scenario {
+    /// The rule that only programs which list it must keep.
+    pub fn gate(&self) -> Option<&'static str> {
+        self.needs.iter().copied().find(|need| is_rule(need))
+    }
+
+    /// The abilities without which it cannot run.
+    pub fn abilities(&self) -> impl Iterator<Item = &'static str> {
+        self.needs.iter().copied().filter(|need| !is_rule(need))
+    }
+}
+
+fn is_rule(need: &str) -> bool {
+    need.strip_prefix('B').is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// A table of scenarios: `short` or `long`, name, rules, needed features, function.
@@ -50,6 +70,10 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         waiting::ALL,
         holding::ALL,
         faults::ALL,
+        limits::ALL,
+        durations::ALL,
+        outages::ALL,
+        losses::ALL,
         settling::ALL,
         connections::ALL,
         processes::ALL,

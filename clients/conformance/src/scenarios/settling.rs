@@ -279,8 +279,8 @@ async fn lost_reply(w: &World) -> Result<(), Broken> {
         flows.spawn(async move {
             if has_timeout {
                 let outcome = first.outcome(PATIENCE).await?;
-                let is_timeout = matches!(outcome, Outcome::NotAcquired);
-                ensure!(is_timeout, "B10", "{kind} {keys:?}: after a lost reply a wait ended with: {outcome}");
+                let is_over = matches!(outcome, Outcome::NotAcquired) || outcome.is_outage();
+                ensure!(is_over, "B10 B33", "{kind} {keys:?}: after a lost reply a wait ended with: {outcome}");
             } else {
                 is_cancelled(first.cancelled().await?)?;
             }

@@ -30,8 +30,13 @@ scenarios! {
     long "wait-thousand", "B6 B7", [], thousand;
 }
 
+/// A JVM loads its classes.
+pub(super) async fn warm_up(c: &Client) -> Result<(), Broken> {
+    c.acquire("mutex", "before", json!({"wait_ms": 20_000})).await?.release().await
+}
+
 /// Fails if the wait lasts longer than its timeout + 1 s.
-async fn ends_in_time(acquiring: Acquiring, wait_ms: i64) -> Result<Outcome, Broken> {
+pub(super) async fn ends_in_time(acquiring: Acquiring, wait_ms: i64) -> Result<Outcome, Broken> {
     let sent_us = acquiring.call.sent_us;
     let outcome = acquiring.outcome(ms(wait_ms as u64 + 10_000)).await?;
     let over = now_us() - sent_us - us(wait_ms);

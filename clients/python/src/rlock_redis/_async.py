@@ -7,18 +7,17 @@ import collections
 import contextlib
 import inspect
 import sys
-import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ._attempt import Attempt, Mailbox
-from ._base import Base, LockBase
+from ._base import Base, Exit, LockBase, entering
 from ._clock import FOREVER, LONG_PAUSE, PING, SHORT_PAUSE, TICK
 from ._commands import Command, Message
 from ._connections import Route, Subscriber, T, done
 from ._hold import Hold, log
 from ._options import LockOptions
-from .errors import LockLost, LockTimeout, Unavailable
+from .errors import LockError, LockLost, LockTimeout, Unavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,20 +28,25 @@ MAX_ASKING = 16  # Connections to a server for requests that acquire; renewals a
 class AsyncHold(Hold):
     """A lock that a task holds."""
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
-        super().__init__(attempt, tokens, sent)
+    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
+        super().__init__(attempt, tokens, sent, left)
         self._end_event = asyncio.Event()
-        # The tasks in blocks of this lock, each with the number of its cancellations before.
-        self._blocks: list[tuple[asyncio.Task[Any], int]] = []
+        self._blocks: list[_Block] = []
         self._interrupted: set[asyncio.Task[Any]] = set()  # Those that the loss has cancelled.
 
     async def wait(self) -> None:
         """Waits until the hold has ended, by loss or release."""
         await self._end_event.wait()
 
+    async def release(self, keep: float | None = None) -> None:
+        """Releases this acquisition, in any task. Otherwise as :meth:`AsyncLock.release`."""
+        await self._client._release(self, keep)
+
     def _ended(self, lost: bool) -> None:
         self._end_event.set()
-        if lost:  # Not at once: the task may be leaving the block, and would be cancelled in what follows.
+        if lost and asyncio.current_task() is None:  # Before the tasks that wake up in the same step of the loop.
+            self._interrupt()
+        elif lost:  # Not at once: the task may be leaving the block, and would be cancelled in what follows.
             asyncio.get_running_loop().call_soon(self._interrupt)
         if lost and self._options.on_lost is not None:
             try:
@@ -53,23 +57,33 @@ class AsyncHold(Hold):
                 log.exception("on_lost failed")
 
     def _interrupt(self) -> None:
-        tasks = {task for task, _ in self._blocks}
+        tasks = {block.task for block in self._blocks}
         self._interrupted = {task for task in tasks if not _is_cancelled(task) and task.cancel(self)}
 
-    def _lost_instead(self, error: BaseException | None) -> bool:
+    def _lost_instead(self, block: _Block, error: BaseException | None) -> bool:
         """Whether the cancellation that ends the block is ours alone."""
-        block = next((block for block in reversed(self._blocks) if block[0] is asyncio.current_task()), None)
-        if block is None:
-            return False
         self._blocks.remove(block)
-        task, cancelling = block
+        task, cancelling = block.task, block.cancelling
         if task not in self._interrupted:
             return False
         self._interrupted.remove(task)
+        if task is not asyncio.current_task():
+            return False
         if sys.version_info >= (3, 11):
             return task.uncancel() <= cancelling and isinstance(error, asyncio.CancelledError)
         # A later cancellation has replaced our message, an earlier one has kept us from cancelling.
         return isinstance(error, asyncio.CancelledError) and error.args == (self,)
+
+
+class _Block:
+    """The block of an `async with` statement: its hold, its task, and the number of cancellations before."""
+
+    hold: AsyncHold
+
+    def __init__(self, lock: AsyncLock) -> None:
+        self.lock, self.task, self.cancelling = lock, cast("asyncio.Task[Any]", lock._client._user()), 0
+        if sys.version_info >= (3, 11):
+            self.cancelling = self.task.cancelling()
 
 
 def _is_cancelled(task: asyncio.Task[Any]) -> bool:
@@ -162,7 +176,6 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         # Kept in a forked child: a connection closes when it is deleted, and the parent's loop would stop watching it.
         self._inherited = vars(self).copy()
         super()._begin()
-        self._names: weakref.WeakKeyDictionary[asyncio.Task[Any], str] = weakref.WeakKeyDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._asking: dict[str, asyncio.Semaphore] = collections.defaultdict(lambda: asyncio.Semaphore(MAX_ASKING))
@@ -173,12 +186,19 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
         """Runs ``await work(hold)`` whenever this task is elected, until the task is cancelled.
 
         ``work`` is cancelled when the leadership is lost. When it returns, the task resigns and stands for election
-        again. An error of ``work`` ends it.
+        again. An error of ``work`` ends it, except for the :class:`LockLost` of the leadership itself.
         """
         while True:
-            with contextlib.suppress(LockLost, LockTimeout):
+            hold = None
+            try:
                 async with self.lock(key, **options) as hold:
                     await work(hold)
+            except (LockTimeout, Unavailable):
+                if hold is not None:  # Then it is an error of `work`.
+                    raise
+            except LockLost as error:
+                if error.hold is not hold:
+                    raise
 
     async def __aenter__(self) -> AsyncRLockClient:
         return self
@@ -197,16 +217,14 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=TICK)
 
-    def _scope(self) -> str:
+    def _user(self) -> asyncio.Task[Any]:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("the owner of a lock is a task, and none is running")
-        if task not in self._names:
-            self._names[task] = self._named(task)
-        return self._names[task]
+        return task
 
     def _box(self) -> Mailbox:
-        return Mailbox(asyncio.Queue(), None)
+        return Mailbox(asyncio.Queue())
 
     async def _receive(self, box: Mailbox, timeout: float) -> Message | None:
         return await _within(box.messages.get(), timeout)
@@ -264,6 +282,16 @@ class AsyncRLockClient(Base[AsyncHold, "AsyncLock", "AsyncSemaphore"]):
             self._timer = asyncio.get_running_loop().call_later(pause, self._wake)
 
 
+async def _leave_block(block: _Block, _kind: object, error: BaseException | None, _trace: object) -> None:
+    """Raises instead of an error of the block only if that is the cancellation by the loss itself."""
+    replaces = block.hold._lost_instead(block, error)
+    try:
+        await block.lock._client._release_block(block.lock, block.task, block.hold)
+    except (LockError, RuntimeError):
+        if error is None or replaces:
+            raise
+
+
 class AsyncLock(LockBase[AsyncHold]):
     """A lock of any kind, made by the methods of :class:`AsyncRLockClient`. Tasks may share the object.
 
@@ -273,23 +301,44 @@ class AsyncLock(LockBase[AsyncHold]):
 
     async def acquire(self, blocking: bool = True, timeout: float | None = None) -> AsyncHold | None:
         """See :meth:`Lock.acquire`. A cancelled acquisition is taken back in the background."""
-        return await self._acquire(blocking, timeout)
+        client = self._client
+        hold: AsyncHold | None = await client._acquire(
+            self, client._user(), client._box(), self._wait(blocking, timeout)
+        )
+        return hold
 
     async def release(self, keep: float | None = None) -> None:
         """See :meth:`Lock.release`. A cancelled release is completed in the background."""
-        await self._release(keep)
+        await self._client._release_current(self, self._client._user(), keep)
+
+    def _block(self) -> _Block:
+        return _Block(self)
 
     async def __aenter__(self) -> AsyncHold:
-        hold = await self._enter()
-        task, cancelling = cast("asyncio.Task[Any]", asyncio.current_task()), 0
-        if sys.version_info >= (3, 11):
-            cancelling = task.cancelling()
-        hold._blocks.append((task, cancelling))
+        leave = entering(self)
+        block: _Block = self._block() if leave is None else leave.args[0]
+        hold = await self.acquire()
+        if hold is None:
+            raise self._timed_out()
+        block.hold = hold
+        hold._blocks.append(block)
         return hold
 
-    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        hold = self._client._current(self._target, self._scope())
-        await self._exit(error, hold is not None and hold._lost_instead(error))
+    async def _leave_current(self, kind: object, error: BaseException | None, trace: object) -> None:
+        task = self._client._user()
+        hold = self._client._current(self, task)
+        blocks = [block for block in (hold._blocks if hold else ()) if block.task is task]
+        if blocks:
+            await _leave_block(blocks[-1], kind, error, trace)
+        elif error is None:
+            raise RuntimeError(f"this task does not hold {self._target}; hold.release() works in any")
+
+    if TYPE_CHECKING:
+
+        async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None: ...
+
+    else:
+        __aexit__ = Exit(_leave_block, _leave_current)
 
 
 class AsyncSemaphore(AsyncLock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 class Mailbox:
     """What an attempt hears while it waits. `messages` is a queue of the client's own kind."""
 
-    def __init__(self, messages: Any, stopped: Any = None) -> None:
-        self.messages, self.put, self.stopped = messages, messages.put_nowait, stopped
+    def __init__(self, messages: Any) -> None:
+        self.messages, self.put = messages, messages.put_nowait
         self.id, self.channel = 0, ""
+        self.is_over = False  # Whether nobody waits any more. Requests that the owner begins later have higher ids.
         self.home = self.asked = ""  # The node of the subscription, and the node that answered the request.
         self.call: Any = None  # The request that is under way, where a cancelled caller leaves it behind.
 
@@ -36,6 +38,7 @@ class Attempt:
         self.lease = options.lease
         self.id, self._end = 0, FOREVER  # The first request draws the id.
         self.uncertain = self._lost_reply = False  # Whether the server may know of this attempt; and why.
+        self._cause: LockError | None = None  # The last failure, if the server has not answered since.
         self._words: Command = () if options.session is None else ("SESSION", milliseconds(options.session))
         self._words += () if options.note is None else ("NOTE", options.note)
 
@@ -66,7 +69,9 @@ class Attempt:
 
     async def _call(self, request: Command, timeout: float) -> Any:
         self.client._check(self.box)
-        return first(await self.client._call(self.target.keys[0], [request], timeout, self.box))
+        reply = first(await self.client._call(self.target.keys[0], [request], timeout, self.box))
+        self._cause = None
+        return reply
 
     async def _pause(self, seconds: float) -> None:
         """Ends early only if the attempt ends with it."""
@@ -82,13 +87,16 @@ class Attempt:
         """The server has said that this request holds nothing and waits no more."""
         self.uncertain, self._lost_reply, self.id = False, False, 0
 
-    def _hold(self, tokens: list[int], sent: float) -> Hold | None:
+    def _hold(self, tokens: list[int], sent: float, left: float = FOREVER) -> Hold | None:
         """None if the answer took longer than the hold lasts."""
-        hold: Hold = self.client._hold_class(self, tokens, sent)
+        hold: Hold = self.client._hold_class(self, tokens, sent, left)
         return hold if hold.held else None
 
     async def acquire(self, wait: float | None) -> Hold | None:
-        """Waits for at most so many seconds. With 0 it asks once, and repeats that if the reply was lost."""
+        """Waits for at most so many seconds. With 0 it asks once, and repeats that if the reply was lost.
+
+        None if another owner had the lock all the time. If the server was not there at the end, raises Unavailable.
+        """
         clock, pause = self.client.clock, SHORT_PAUSE
         waits = wait is None or wait > 0
         self._end = FOREVER if wait is None else clock() + (wait if waits else self.client.command_timeout)
@@ -100,7 +108,9 @@ class Attempt:
                 has_time = clock() + pause < self._end and (waits or pause == SHORT_PAUSE)
                 if has_time and self.client._engine.hasten(self.owner, self.target.keys):
                     self.client._wake()
-                    raise Unavailable("a former hold of this owner has not been released yet")
+                    await self._pause(pause)
+                    pause = min(LONG_PAUSE, 2 * pause)
+                    continue
                 self.lease = min(self.options.lease, self.client.max_lease or await self._learn())
                 options: Command = ()
                 if waits:
@@ -119,10 +129,18 @@ class Attempt:
             except Unavailable as error:
                 if not waits and (error.code or clock() + pause >= self._end):
                     raise
-                log.debug("%s: %s", self.target, error)
+                self._report(error)
                 await self._pause(min(pause, self._end - clock()))
                 pause = min(LONG_PAUSE, 2 * pause)
+        if (cause := self._cause) is not None:
+            raise Unavailable(f"{self.target} was not acquired within {wait} s: {cause}", cause.code) from cause
         return None
+
+    def _report(self, error: LockError) -> None:
+        # UNBLOCKED is no outage, because it comes from the server.
+        outages = [one for one in (self._cause, error) if one is not None and one.code != "UNBLOCKED"]
+        log.log(logging.WARNING if outages == [error] else logging.DEBUG, "acquiring %s: %s", self.target, error)
+        self._cause = error
 
     async def _learn(self) -> float:
         """The longest lease that the server grants, if INFO tells it."""
@@ -144,9 +162,13 @@ class Attempt:
         # A node that became a replica still accepts subscriptions, but its master does not see them, and undoes the
         # grants that it publishes.
         is_home = self.box.asked == self.box.home
-        again = min(clock() + (ASK_AGAIN if is_home else LONG_PAUSE), self._end + NIL_MARGIN)
+        again = clock() + (ASK_AGAIN if is_home else LONG_PAUSE)
+        if is_last := again > self._end:
+            again = self._end + NIL_MARGIN
         while (left := again - clock()) > 0:
             message = await self.client._receive(self.box, left)
+            if message is None and is_last:
+                raise self.client._silence(self.box)
             if message is None or message.what == "again":
                 break
             if message.error is not None:
@@ -174,15 +196,16 @@ class Attempt:
         while clock() < self._end + NIL_MARGIN:
             sent = clock()
             try:
-                await self._call(request, self._timeout())
-                if hold := self._hold(tokens, sent):
+                left = int(await self._call(request, self._timeout())) / 1000
+                if hold := self._hold(tokens, sent, left):
                     return hold
             except NotOwner:
                 if target.kind == "many":  # One of the keys may still be held.
                     self.client._background(self.settlement())
                 self._denied()
                 return None
-            except Unavailable:
+            except Unavailable as error:
+                self._report(error)
                 await self._pause(pause)
                 pause = min(LONG_PAUSE, 2 * pause)
         return None

@@ -6,6 +6,7 @@ How to wait, to read an answer and to run in the background is added by the two 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import secrets
 import threading
@@ -18,8 +19,8 @@ from ._attempt import Attempt, Mailbox
 from ._clock import CLOSE_WITHIN, SHORT_PAUSE, SteadyClock
 from ._commands import Command, Message, Target, encoded, first, milliseconds, slot_of, tag_of
 from ._connections import Route, done
-from ._hold import Engine, Errand, Hold, Item, log
-from ._options import LockOptions, Options
+from ._hold import GONE, Engine, Errand, Hold, Item, log
+from ._options import LockOptions, Options, duration, limit, whole
 from ._request_ids import clients
 from .errors import Closed, LockError, LockLost, LockTimeout, Stopped, Unavailable, code_of, typed
 
@@ -42,7 +43,7 @@ class Base(Generic[H, L, S]):
     _subscriber_class: Any
     _disconnect: ClassVar[dict[str, bool]] = {}
     # The two clients do these in their own way.
-    _scope: Callable[[], str]  # The name of the current thread or task.
+    _user: Callable[[], Any]  # The current thread or task.
     _box: Callable[[], Mailbox]
     _receive: Callable[[Mailbox, float], Coroutine[Any, Any, Message | None]]
     _sleep: Callable[[float], Coroutine[Any, Any, None]]
@@ -64,6 +65,8 @@ class Base(Generic[H, L, S]):
         self.redis, self.closed, self._prefix = redis, False, encoded(key_prefix)
         self.clock: Callable[[], float] = clock or SteadyClock()
         configured = None if self.is_cluster else redis.connection_pool.connection_kwargs.get("socket_timeout")
+        if command_timeout is not None:
+            duration("command_timeout", command_timeout, 0.01)
         self.command_timeout = float(command_timeout or configured or 5.0)
         self._begin()
         clients.add(self)
@@ -74,6 +77,7 @@ class Base(Generic[H, L, S]):
         self.max_lease = 0.0  # Not known yet.
         self._engine, self._lock, self._numbers = Engine(self.clock), threading.Lock(), itertools.count(1)
         self._held: dict[str, dict[tuple[str, bytes], list[H]]] = {}  # For each owner.
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # Of threads and tasks.
         self._channels: dict[int, str] = {}
         self._boxes: set[Mailbox] = set()
         self._subscribers: dict[str, Any] = {}
@@ -107,7 +111,7 @@ class Base(Generic[H, L, S]):
         return cast(S, self._make("semaphore", [key], options, permits))
 
     def _make(self, kind: str, keys: Iterable[str | bytes], options: LockOptions, permits: int = 1) -> L:
-        target = Target(kind, tuple(self._prefix + encoded(key) for key in keys), permits)
+        target = Target(kind, tuple(self._prefix + encoded(key) for key in keys), whole(permits))
         if not target.keys:
             raise ValueError("at least one key is needed")
         make = self._semaphore_class if kind == "semaphore" else self._lock_class
@@ -217,13 +221,18 @@ class Base(Generic[H, L, S]):
     def _check(self, box: Mailbox) -> None:
         if self.closed:
             raise Closed("the client was closed")
-        if box.stopped is not None and box.stopped.is_set():
-            raise Stopped("the wait was stopped")
+        if box.is_over:
+            raise Stopped("the thread has left the wait")
 
     def _tell(self, channels: list[str], message: Message) -> None:
         for box in list(self._boxes):
             if box.channel in channels:
                 box.put(message)
+
+    def _silence(self, box: Mailbox) -> LockError:
+        """Why a wait heard nothing at its end, when the server says that it is over."""
+        error: LockError | None = getattr(self._subscribers.get(box.home), "_error", None)
+        return error or Unavailable("the server did not answer in time")
 
     # -- the timer
 
@@ -278,17 +287,21 @@ class Base(Generic[H, L, S]):
     def _slots(self, target: Target) -> list[tuple[str, bytes]]:
         return [("mutex" if target.kind == "many" else target.kind, key) for key in target.keys]
 
-    def _named(self, user: object) -> str:
-        """A new name for a thread or task. When that has ended, nothing of it can be released or acquired again."""
-        name, client = f"{self.id}:{next(self._numbers)}", weakref.ref(self)
-        weakref.finalize(user, lambda: (found := client()) and found._held.pop(name, None))
-        return name
+    def _name(self, user: object) -> str:
+        """The name of a thread or task. When that has ended, it can neither release nor acquire again."""
+        with self._lock:
+            name, client = self._names.get(user), weakref.ref(self)
+            if name is None:
+                name = self._names[user] = f"{self.id}:{next(self._numbers)}"
+                weakref.finalize(user, lambda: (found := client()) and found._held.pop(name, None))
+            return name
 
-    def _current(self, target: Target, scope: str) -> H | None:
+    def _current(self, lock: LockBase[H], user: object) -> H | None:
         """The innermost hold of this owner; of permits under a named owner, that of this thread or task first."""
-        stack = self._held.get(scope, {}).get(self._slots(target)[0], ())
-        holds = [hold for hold in reversed(stack) if hold._target == target]
-        return max(holds, key=lambda hold: len(holds) > 1 and hold._user == self._scope(), default=None)
+        name = self._names.get(user, "")
+        stack = self._held.get(lock._options.owner or name, {}).get(self._slots(lock._target)[0], ())
+        holds = [hold for hold in reversed(stack) if hold._target == lock._target]
+        return max(holds, key=lambda hold: len(holds) > 1 and hold._user == name, default=None)
 
     def _reenter(self, target: Target, scope: str) -> H | None:
         """The hold that this owner has already, counted once more."""
@@ -303,27 +316,31 @@ class Base(Generic[H, L, S]):
             found[0]._count += 1
             return found[0]
 
-    def _leave(self, target: Target, scope: str, keep: float | None) -> tuple[H, bool]:
-        """The hold that is released, and whether this release is the last one."""
+    def _leave(self, hold: H, keep: float | None) -> bool:
+        """Whether this release of the hold is the last one."""
+        target = hold._target
         with self._lock:
-            hold = self._current(target, scope)
-            if hold is None:
-                raise RuntimeError(f"this thread or task does not hold {target}")
+            if hold._count == 0 or hold._process != self.id:
+                raise RuntimeError(f"{target} was released before, or by the parent of this process")
             if keep is not None and (hold._count > 1 or target.kind not in ("mutex", "fair")):
                 raise ValueError("keep is for the last release of a mutex or a fair lock")
             hold._count -= 1
-            held = self._held[scope]
-            for slot in self._slots(target) if hold._count == 0 else ():
-                held[slot].remove(hold)
-                if not held[slot]:
-                    del held[slot]
+            if hold._count > 0:
+                return False
+            held = self._held.get(hold._scope, {})  # Without it, if the thread or task has ended.
+            for slot in self._slots(target):
+                if hold in held.get(slot, ()):
+                    held[slot].remove(hold)
+                    if not held[slot]:
+                        del held[slot]
             if not held:
-                del self._held[scope]
-            return hold, hold._count == 0
+                self._held.pop(hold._scope, None)
+            return True
 
-    async def _acquire(self, target: Target, options: Options, scope: str, wait: float | None) -> H | None:
-        box, attempt = self._box(), None
+    async def _acquire(self, lock: LockBase[H], user: object, box: Mailbox, wait: float | None) -> H | None:
         self._check(box)
+        target, options, name, attempt = lock._target, lock._options, self._name(user), None
+        scope = options.owner or name
         if hold := self._reenter(target, scope):
             return hold
         self._boxes.add(box)
@@ -333,13 +350,16 @@ class Base(Generic[H, L, S]):
             attempt = Attempt(self, target, options, owner, box)
             hold = cast("H | None", await attempt.acquire(wait))
             if hold is not None:
+                hold._scope, hold._user = scope, name
                 with self._lock:
                     self._check(box)
                     attempt.uncertain = False
-                    shared = self._current(target, scope)
+                    shared = self._current(lock, user)
                     if shared is not None and shared.held and shared.tokens == hold.tokens:
                         # Another thread or task has acquired it meanwhile, with this name of an owner.
                         shared._count, shared._release_id = shared._count + 1, max(shared._release_id, hold._release_id)
+                        if hold._sent > shared._sent:
+                            shared._believe(hold._sent, hold._left)
                         hold = shared
                     else:
                         for slot in self._slots(target):
@@ -357,9 +377,22 @@ class Base(Generic[H, L, S]):
         self._background(attempt.settlement())
         self._boxes.discard(attempt.box)
 
-    async def _release(self, target: Target, scope: str, keep: float | None) -> None:
-        hold, is_last = self._leave(target, scope, keep)
-        if not is_last:
+    async def _release_current(self, lock: LockBase[H], user: object, keep: float | None) -> None:
+        if keep is not None:
+            duration("keep", keep)
+        hold = self._current(lock, user)
+        if hold is None:
+            raise RuntimeError(f"this thread or task does not hold {lock._target}; hold.release() works in any")
+        await self._release(hold, keep)
+
+    async def _release_block(self, lock: LockBase[H], user: object, hold: H) -> None:
+        """The block may have released its hold, and may have acquired the lock again."""
+        await (self._release(hold, None) if hold._count > 0 else self._release_current(lock, user, None))
+
+    async def _release(self, hold: H, keep: float | None) -> None:
+        if keep is not None:
+            duration("keep", keep)
+        if not self._leave(hold, keep):
             return hold.check()
         was_held = self._engine.end(hold)
         hold._ended(False)
@@ -372,14 +405,14 @@ class Base(Generic[H, L, S]):
                     replies = [error]
                 if is_done := errand.take(replies, 0.0, 0.0):
                     # A repeated one finds that the first has ended the hold.
-                    was_held = is_repeated or not any(code_of(reply) == "NOTOWNER" for reply in replies)
+                    was_held = is_repeated or not any(code_of(reply) in GONE for reply in replies)
                     break
         finally:  # Also if the caller was cancelled.
             if not is_done:
                 self._background(errand)
         if not was_held:
             hold._state = "lost"
-            raise LockLost(f"the hold of {target} ended before its release")
+            raise LockLost.of(hold, f"the hold of {hold._target} ended before its release")
 
     # -- the end
 
@@ -387,7 +420,7 @@ class Base(Generic[H, L, S]):
         """Ends waits, releases holds, and waits until that has been answered, or 5 s have passed."""
         with self._lock:
             self.closed = True
-        for hold in [item for item in list(self._engine._items) if isinstance(item, Hold)]:
+        for hold in self._engine.holds():
             if self._engine.end(hold) is not None:
                 hold._state, hold._is_settled = "lost", True
                 hold._ended(True)
@@ -404,6 +437,37 @@ class Base(Generic[H, L, S]):
             await done(connection.disconnect(**self._disconnect))
 
 
+_entering = threading.local()
+
+
+class Exit:
+    """`__exit__` or `__aexit__` of a lock.
+
+    A `with` statement reads it before it calls `__enter__`, and calls what it has read when it leaves its block. So
+    each block has a callable of its own, which knows the hold of the block, whatever thread or task leaves it. Nothing
+    else refers to the callable: if an exception that is raised into the thread keeps the statement from calling it, it
+    is deleted.
+    """
+
+    def __init__(self, leave: Callable[..., Any], leave_current: Callable[..., Any]) -> None:
+        self._leave, self._leave_current = leave, leave_current
+
+    def __get__(self, lock: Any, _: type | None = None) -> Callable[..., Any]:
+        if lock is None:  # As contextlib.ExitStack reads it.
+            return self._leave_current
+        leave = functools.partial(self._leave, lock._block())
+        _entering.leave = weakref.ref(leave)
+        return leave
+
+
+def entering(lock: Any) -> Any:
+    """What the `with` statement that calls `__enter__` has read, or None if there is no such statement."""
+    read = getattr(_entering, "leave", None)
+    _entering.leave = None
+    leave = read and read()
+    return leave if leave is not None and leave.args[0].lock is lock else None
+
+
 class LockBase(Generic[H]):
     """What a lock object knows. It has no state of a hold, so threads and tasks can share it."""
 
@@ -416,34 +480,16 @@ class LockBase(Generic[H]):
     @property
     def held(self) -> bool:
         """Whether the current thread or task holds this lock."""
-        hold = self._client._current(self._target, self._scope())
+        hold = self._client._current(self, self._client._user())
         return hold is not None and hold.held
 
-    def _scope(self) -> str:
-        return self._options.owner or self._client._scope()
+    def _wait(self, blocking: bool, timeout: float | None) -> float | None:
+        return limit(self._options.timeout if timeout is None else timeout) if blocking else 0
 
-    async def _acquire(self, blocking: bool = True, timeout: float | None = None) -> H | None:
-        wait = 0 if not blocking else self._options.timeout if timeout is None else timeout
-        return await self._client._acquire(self._target, self._options, self._scope(), wait)
-
-    async def _release(self, keep: float | None = None) -> None:
-        await self._client._release(self._target, self._scope(), keep)
-
-    async def _enter(self) -> H:
-        hold = await self._acquire()
-        if hold is None:
-            raise LockTimeout(f"{self!r} was not acquired within {self._options.timeout} s")
-        return hold
-
-    async def _exit(self, error: BaseException | None, replaces: bool = False) -> None:
-        """Raises instead of an error of the block only if that is the cancellation by the loss itself."""
-        try:
-            await self._release()
-        except (LockError, RuntimeError):
-            if error is None or replaces:
-                raise
+    def _timed_out(self) -> LockTimeout:
+        return LockTimeout(f"{self!r} was not acquired within {self._options.timeout} s")
 
     async def _init(self, permits: int, idle: float | None) -> bool:
-        words: Command = ("RSEMAPHORE.INIT", self._target.keys[0], permits)
-        words += () if idle is None else ("IDLE", milliseconds(idle))
+        words: Command = ("RSEMAPHORE.INIT", self._target.keys[0], whole(permits))
+        words += () if idle is None else ("IDLE", milliseconds(duration("idle", idle)))
         return bool(first(await self._client._call(words[1], [words], self._client.command_timeout)))

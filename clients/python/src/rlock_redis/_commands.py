@@ -52,7 +52,7 @@ def encoded(text: str | bytes) -> bytes:
 
 
 def milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+    return round(seconds * 1000) or int(seconds > 0)
 
 
 @dataclass(frozen=True)

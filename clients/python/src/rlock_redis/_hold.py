@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ._clock import FOREVER, LONG_PAUSE, SHORT_PAUSE, TICK
 from ._commands import Command, Target, milliseconds
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("rlock_redis")
 
 MAX_SETTLEMENTS = 1000
+GONE = ("NOTOWNER", "WRONGTYPE", "NOSEMAPHORE")  # To a RELEASE: the hold had ended, perhaps with its key.
 
 
 class Item:
@@ -61,7 +64,7 @@ class Errand(Item):
             return False
         for problem in problems:
             # After STALE a newer request of this owner shares the hold.
-            if isinstance(problem, Refused) and problem.code != "STALE":
+            if isinstance(problem, Refused) and problem.code not in ("STALE", *GONE):
                 log.warning("%s was refused: %s", self.what, problem)
         return True
 
@@ -74,27 +77,31 @@ class Hold(Item):
     the lease, minus 1 % of the lease and 2 ms.
     """
 
+    _scope = _user = ""  # The name under which it is held, and that of the thread or task that acquired it.
     _ended: Callable[[bool], None]  # Tells whoever waits for the end of this hold whether it was lost.
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float) -> None:
+    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
         self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
-        self._user = self._client._scope()
         self._release_id = attempt.id + 1  # Below that of a newer request of the owner, which may share the hold.
         self._is_settled = False  # Whether the engine releases it, because the clock has ended it.
         self.key = self._target.keys[0]
         # A connection may be lost without our notice, and the server then ends a session after its grace. So the
         # belief is always the shorter of lease and grace.
         self._belief = min(self._lease, self._options.session or FOREVER)
-        self.until = self._deadline(sent)
-        if self._options.renew:
-            self.due = sent + self._belief / 3
-        # Rounded down to one of a few values, so that holds with other leases share a pipeline.
-        self.timeout = 1.25 ** math.floor(math.log(min(self._client.command_timeout, self._belief / 3), 1.25))
+        self._believe(sent, left)
 
-    def _deadline(self, sent: float, left: float = FOREVER) -> float:
-        return sent + min(self._belief, left) * 0.99 - 0.002
+    def _believe(self, sent: float, left: float) -> None:
+        """Follows the answer to a request, also if that shortens the hold: the server may allow less than before."""
+        self._sent, self._left = sent, min(self._belief, left)
+        self.until = sent + self._left * 0.99 - 0.002
+        self.pause = SHORT_PAUSE
+        if self._options.renew:
+            self.due = sent + self._left / 3
+        # Rounded down to one of a few values, so that holds with other leases share a pipeline.
+        longest = min(self._client.command_timeout, max(self._left, 0.01) / 3)
+        self.timeout = 1.25 ** math.floor(math.log(longest, 1.25))
 
     @property
     def remaining(self) -> float:
@@ -114,7 +121,7 @@ class Hold(Item):
     def check(self) -> None:
         """Raises :class:`LockLost` unless the hold is held."""
         if not self.held:
-            raise LockLost(f"the hold of {self._target} has ended")
+            raise LockLost.of(self, f"the hold of {self._target} has ended")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._target} token={self.token} held={self.held}>"
@@ -128,9 +135,8 @@ class Hold(Item):
                 self.until = -FOREVER
             else:
                 self.retry(now)
-        elif now < self.until:
-            self.until = max(self.until, self._deadline(sent, int(replies[0]) / 1000))
-            self.due, self.pause = sent + self._belief / 3, SHORT_PAUSE
+        elif now < self.until and sent >= self._sent:
+            self._believe(sent, int(replies[0]) / 1000)
         return False
 
     def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:
@@ -145,20 +151,34 @@ class Hold(Item):
 
 
 class Engine:
-    """The timetable of holds and errands. Thread-safe, and never locked while anything is sent."""
+    """The timetable of holds and errands. Thread-safe, and never locked while anything is sent.
+
+    It does not keep a hold alive: a hold that nobody can release any more, because its thread or task has ended and no
+    program refers to it, is not renewed.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._items: dict[Item, None] = {}  # In order: a newer request of an owner makes its older ones stale.
+        # In order: a newer request of an owner makes its older ones stale.
+        self._items: dict[Errand | weakref.ref[Hold], str] = {}
+        self._forgotten: collections.deque[weakref.ref[Hold]] = collections.deque()
 
-    def add(self, item: Item) -> None:
+    def add(self, item: Errand | Hold) -> None:
         with self._lock:
-            # The claim or the lease bounds what stays behind.
-            if isinstance(item, Hold) or len(self.errands()) < MAX_SETTLEMENTS:
-                self._items[item] = None
+            if isinstance(item, Hold):
+                self._items[weakref.ref(item, self._forgotten.append)] = str(item._target)
+            elif len(self.errands()) < MAX_SETTLEMENTS:  # The claim or the lease bounds what stays behind.
+                self._items[item] = ""
 
     def errands(self) -> list[Errand]:
         return [item for item in list(self._items) if isinstance(item, Errand)]
+
+    def holds(self) -> list[Hold]:
+        found = [item() for item in list(self._items) if isinstance(item, weakref.ref)]
+        return [hold for hold in found if hold is not None]
+
+    def _pop(self, item: Item) -> None:
+        self._items.pop(cast(Any, weakref.ref(item) if isinstance(item, Hold) else item), None)
 
     def poll(self) -> tuple[list[Hold], dict[float, list[Item]], float | None]:
         """Holds lost just now, requests to send now by their timeout, seconds until the next poll."""
@@ -166,9 +186,14 @@ class Engine:
         lost: list[Hold] = []
         groups: dict[float, list[Item]] = {}
         with self._lock:
-            for item in list(self._items):
+            while self._forgotten:
+                if target := self._items.pop(self._forgotten.popleft(), None):
+                    log.warning(
+                        "%s was not released, and its thread or task has ended: the lease is not renewed", target
+                    )
+            for item in [*self.errands(), *self.holds()]:
                 if now >= item.until:
-                    self._items.pop(item, None)
+                    self._pop(item)
                     if isinstance(item, Hold):
                         item._state = "lost"
                         lost.append(item)
@@ -189,7 +214,7 @@ class Engine:
                 errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
                 errand.retry(now)
                 if errand.due < errand.until:
-                    self._items[errand] = None
+                    self._items[errand] = ""
                 wake = min(wake, errand.due - now)
             return lost, groups, max(0.0, wake) if self._items else None
 
@@ -201,8 +226,8 @@ class Engine:
                 count = len(item.commands())
                 item.under_way -= 1
                 try:
-                    if item in self._items and item.take(replies[at : at + count], sent, now):
-                        self._items.pop(item, None)
+                    if item.take(replies[at : at + count], sent, now):
+                        self._pop(item)
                 except Exception as error:  # The other items have to hear their answers.
                     log.warning("the answer %r was not understood: %s", replies[at : at + count], error)
                     item.retry(now)
@@ -215,9 +240,9 @@ class Engine:
             for item in items:
                 item.under_way -= 1
                 item.retry(now)
-            for item in self._items:  # The lost connection may have been the last one of their session.
-                if isinstance(item, Hold) and item._options.session is not None and item._options.renew:
-                    item.due = min(item.due, now + item.pause)
+            for hold in self.holds():  # The lost connection may have been the last one of their session.
+                if hold._options.session is not None and hold._options.renew:
+                    hold.due = min(hold.due, now + hold.pause)
 
     def hasten(self, owner: str, keys: Sequence[bytes]) -> bool:
         """Whether errands of this owner for these keys are left. They become due at once."""
@@ -233,6 +258,6 @@ class Engine:
             if hold._state != "held":
                 return None
             held = hold.held
-            self._items.pop(hold, None)
+            self._pop(hold)
             hold._state = "released" if held else "lost"
         return held

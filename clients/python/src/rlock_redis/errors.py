@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 class LockError(Exception):
@@ -17,11 +18,22 @@ class LockError(Exception):
 
 
 class LockTimeout(LockError, TimeoutError):
-    """The lock was not acquired within its timeout. Also a :class:`TimeoutError`."""
+    """Another owner held the lock until the timeout was over. Also a :class:`TimeoutError`."""
 
 
 class LockLost(LockError):
-    """The hold ended before its owner released it."""
+    """The hold ended before its owner released it. ``hold`` is that hold; a pickled error has none."""
+
+    hold: Any = None
+
+    @classmethod
+    def of(cls, hold: Any, message: str) -> LockLost:
+        error = cls(message)
+        error.hold = hold
+        return error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.code)
 
 
 class Closed(LockError):
@@ -66,7 +78,7 @@ class NotOwner(LockError):
 
 
 class Stopped(LockError):
-    """Internal: :meth:`Leader.stop` ended a wait."""
+    """Internal: nobody waits any more."""
 
 
 _TYPES: dict[str, type[LockError]] = {"NOTOWNER": NotOwner, "DEADLOCK": Deadlock, "SUPERSEDED": Superseded}

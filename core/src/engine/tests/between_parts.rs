@@ -5,7 +5,6 @@ use core::slice::from_ref;
 use std::vec::Vec;
 
 use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
-use super::keyspace::Value;
 use super::world::{Output, World, key, releasing};
 use crate::budget::Scarcity;
 use crate::bytes::Key;
@@ -291,10 +290,10 @@ fn retried_request_is_still_searched_for_cycles() {
     }
 }
 
-/// The timer refuses a request whose cycle it finds later. As after any refusal, the place is kept
-/// for the grace.
+/// The timer refuses a request whose cycle it finds later. If its place were kept for the grace, it
+/// would delay the queue.
 #[test]
-fn place_of_a_deadlocked_request_is_kept_for_the_grace() {
+fn place_of_a_deadlocked_request_is_dropped() {
     let mut world = World::new();
     let (m, f) = (key("m"), key("f"));
     let hold = |kind| request(kind, Mode::Exclusive, Ask::Try);
@@ -311,12 +310,7 @@ fn place_of_a_deadlocked_request_is_kept_for_the_grace() {
     world.engine.budget.make_scarce(Scarcity { own: 8, shared: 8, search_steps: 100, parts: 8, bindings: 8 });
     world.run_timer();
     assert!(!world.is_waiting(closing));
-    let stay = |world: &World| match world.values.get(&(0, b"f".to_vec())) {
-        Some(Value::Lock(lock)) => lock.queue().and_then(|queue| queue.get(b"a")).map(|place| place.stay),
-        Some(Value::Foreign) | None => None,
-    };
-    let until_us = world.now.after_ms(world.limits.fair_grace_ms);
-    assert_eq!(stay(&world), Some(Stay::Grace { until_us }));
+    assert!(world.lock(&f).expect("b holds it").place(b"a").is_none());
 }
 
 /// The turn has used its budget when the owner of an expired hold acquires again. The expired hold

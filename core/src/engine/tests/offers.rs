@@ -110,11 +110,11 @@ fn offer_whose_keys_cannot_be_opened_is_left_to_the_timer() {
 #[test]
 fn offer_from_before_a_quarantine_is_taken_after_it() {
     let mut offered = Offered::new();
-    offered.world.limits.may_grant = MayGrant::Quarantine { left_ms: 1000, renews: false };
+    offered.world.limits.may_grant = MayGrant::Quarantine { left_ms: 1000 };
     offered.world.run_timer();
     assert!(!offered.world.engine.has_offers() && offered.world.is_waiting(offered.both));
     offered.world.limits.may_grant = MayGrant::Yes;
-    offered.world.engine.grants_resumed();
+    offered.world.engine.grants_resumed(offered.world.now);
     offered.world.run_timer();
     assert!(!offered.world.is_waiting(offered.both));
 }

@@ -385,14 +385,14 @@ fn one_scan_finds_the_waits_of_all_deleted_channels() {
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
 fn queues_are_served_in_parts_when_holds_may_begin_again() {
     let mut crowded = Crowded::new();
-    crowded.world.limits.may_grant = MayGrant::Quarantine { left_ms: 1000, renews: false };
+    crowded.world.limits.may_grant = MayGrant::Quarantine { left_ms: 1000 };
     for number in 0..MANY {
         let mutex = request(Kind::Mutex, Mode::Exclusive, FOREVER);
         crowded.acquire(from_ref(&key(&name(number))), number, &mutex).unwrap();
     }
     assert!(!crowded.has_work(), "nothing is due in a quarantine");
     crowded.world.limits.may_grant = MayGrant::Yes;
-    crowded.world.engine.grants_resumed();
+    crowded.world.engine.grants_resumed(crowded.world.now);
     crowded.count();
     crowded.settle();
     assert_eq!((crowded.answers, crowded.world.engine.waiting()), (MANY, 0), "each waiter is granted its lock");

@@ -210,20 +210,17 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.engine.undo_grants(ticket);
         }
         "swap" => world.swap(),
-        // The server may not grant: `may-not-grant no-replicas`, `may-not-grant 500`,
-        // `may-not-grant 500 renews`.
+        // The server may not grant: `may-not-grant no-replicas`, or 500 ms of a quarantine with
+        // `may-not-grant 500`.
         "may-not-grant" => {
             world.limits.may_grant = match words.at(1) {
                 "no-replicas" => MayGrant::NoReplicas,
-                left_ms => MayGrant::Quarantine {
-                    left_ms: left_ms.parse().unwrap(),
-                    renews: words.positional.get(2).is_some(),
-                },
+                left_ms => MayGrant::Quarantine { left_ms: left_ms.parse().unwrap() },
             }
         }
         "may-grant" => {
             world.limits.may_grant = MayGrant::Yes;
-            world.engine.grants_resumed();
+            world.engine.grants_resumed(world.now);
         }
         "marks-unclaimed" => world.limits.marks_unclaimed = true,
         "max-lease" => world.limits.max_lease_ms = words.at(1).parse().unwrap(),

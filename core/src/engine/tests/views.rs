@@ -179,16 +179,25 @@ fn queries_report_relevant_connections() {
     assert_eq!(world.engine.unheard_grants(), 1);
 }
 
-/// However short its idle time, a semaphore costs at most one effect per second in a quarantine.
+/// While no hold may begin, an idle semaphore stays without any effect. Its idle time begins again
+/// afterwards, and lasts at least a second.
 #[test]
-fn idle_time_restarts_for_a_second_in_a_quarantine() {
+fn idle_time_begins_again_after_a_quarantine() {
     let mut world = World::new();
-    world.limits.may_grant = MayGrant::Quarantine { left_ms: 50, renews: true };
+    world.limits.may_grant = MayGrant::Quarantine { left_ms: 50 };
     world.on_key(&key("s"), |engine, tx| engine.init_semaphore(tx, 2, Some(1))).unwrap();
-    world.advance(1);
-    world.run_timer();
-    assert_eq!(world.lock(&key("s")).and_then(|lock| lock.idle()).map(|idle| idle.until_us), Some(1_001_000));
+    world.outputs.clear();
+    for _ in 0..5 {
+        world.advance(1000);
+        world.run_timer();
+    }
+    assert!(world.outputs.is_empty(), "nothing is written while no hold may begin");
+    assert_eq!(world.engine.next_timeout_us(), None, "and the timer does not run again and again");
     world.limits.may_grant = MayGrant::Yes;
+    world.engine.grants_resumed(world.now);
+    world.run_timer();
+    let until_us = world.lock(&key("s")).and_then(|lock| lock.idle()).map(|idle| idle.until_us);
+    assert_eq!(until_us, Some(world.now.after_ms(1000)));
     world.advance(1000);
     world.run_timer();
     assert!(world.lock(&key("s")).is_none());

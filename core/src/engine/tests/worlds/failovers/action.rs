@@ -44,10 +44,23 @@ pub(super) enum Action {
     /// A master ticks, its replicas receive all of the stream, and it ticks again: now they follow
     /// it.
     Follow(usize),
+    /// Replicas follow a master until their votes count.
+    Gain(usize),
     /// A replica becomes a master. It lacks the effects that it has not received.
     Promote(usize),
     /// A server becomes a replica of a master that was promoted later than any that it knows.
     Attach(usize, usize),
+    /// A server becomes a replica of a master, whichever it knows: an operator points it there, or it
+    /// restarts with an old configuration.
+    Return(usize, usize),
+    /// A master notices that replicas have left.
+    Notice(usize),
+    /// Each replica of a master opens a second connection.
+    Twin(usize),
+    /// A connection that sends a forged acknowledgement.
+    Forge(usize),
+    /// The settings of a server change.
+    Change(usize),
     /// Promotes a replica, attaches the other replicas of its master to it, and lets them follow.
     FailOver(usize),
     /// A server restarts with its data.
@@ -96,8 +109,14 @@ impl fmt::Display for Action {
             Self::SlowTick(server) => write!(f, "{} runs slowly: failover to P between its readings", SERVERS[server]),
             Self::Receive(server) => write!(f, "{} receives all", SERVERS[server]),
             Self::Follow(server) => write!(f, "{} is followed", SERVERS[server]),
+            Self::Gain(server) => write!(f, "{} is followed for the lag", SERVERS[server]),
             Self::Promote(server) => write!(f, "{} is promoted", SERVERS[server]),
             Self::Attach(server, master) => write!(f, "{} moves to {}", SERVERS[server], SERVERS[master]),
+            Self::Return(server, master) => write!(f, "{} returns to {}", SERVERS[server], SERVERS[master]),
+            Self::Notice(server) => write!(f, "{} notices that replicas have left", SERVERS[server]),
+            Self::Twin(server) => write!(f, "each replica of {} opens a second connection", SERVERS[server]),
+            Self::Forge(server) => write!(f, "{} gets a forged acknowledgement", SERVERS[server]),
+            Self::Change(server) => write!(f, "the settings of {} change", SERVERS[server]),
             Self::FailOver(server) => write!(f, "failover to {}", SERVERS[server]),
             Self::Restart(server) => write!(f, "{} restarts", SERVERS[server]),
             Self::Lose(server) => write!(f, "{} restarts without data", SERVERS[server]),

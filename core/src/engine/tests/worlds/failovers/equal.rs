@@ -3,7 +3,6 @@
 use std::rc::Rc;
 use std::vec::Vec;
 
-use super::LAG;
 use super::server::Server;
 use super::world::{TICK_US, World};
 use crate::engine::tests::worlds::canonical::{OneServer, Seen};
@@ -56,21 +55,31 @@ impl World<'_> {
     }
 
     /// The quarantine and the right to grant, as far as they may still matter. Of offsets only the
-    /// order counts, and of noted offsets only those that may still extend the right.
+    /// order counts, and of noted offsets only those that a vote has not passed.
     pub(super) fn see_rights(&self, seen: &mut Seen<'_>, server: &Server) {
-        let (rules, now_us) = (self.setup.rules(), self.now * TICK_US);
-        let quarantine = &server.quarantine;
-        let left_ms = quarantine.left_ms(&rules, now_us);
-        seen.word(left_ms);
-        seen.word(if left_ms > 0 { quarantine.reason as u64 } else { 0 });
-        seen.word(u64::from(quarantine.awaits_replicas) + 2 * u64::from(quarantine.was_paused));
-        let until_us = quarantine.right.until_us.max(now_us);
-        seen.word(until_us - now_us);
-        let lag_us = LAG * TICK_US;
-        let notes: Vec<(u64, u64)> = quarantine.right.noted.iter().map(|(offset, at_us)| (*offset, *at_us)).collect();
-        let notes: Vec<(u64, u64)> = notes.into_iter().filter(|(_, at_us)| at_us + lag_us > until_us).collect();
+        let (terms, now_us) = (server.exclusion.terms, self.now * TICK_US);
+        let (exclusion, right) = (&server.exclusion, &server.exclusion.right);
+        seen.word(exclusion.quarantine_until_us.saturating_sub(now_us));
+        seen.word(u64::from(exclusion.paused_since_us.is_some()) + 2 * u64::from(right.has_begun));
+        seen.word(u64::from(server.is_changed) + 2 * u64::from(server.has_forged) + 4 * u64::from(server.has_twins));
+        seen.word(exclusion.settings.settles_in_us(now_us));
+        // How long ago, as far as that matters.
+        let age = |at_us: u64| now_us.saturating_sub(at_us).min(terms.longest_lag_us + TICK_US);
+        seen.word(right.until_us.saturating_sub(now_us));
+        // A right that lapsed goes on if the connections are older than the lapse.
+        let lapsed_us = right.until_us.min(now_us).saturating_sub(terms.longest_lag_us);
+        seen.word(age(right.term_since_us));
+        let oldest_us = now_us.saturating_sub(terms.longest_lag_us);
+        let notes: Vec<(u64, u64)> = right.noted.iter().map(|(offset, at_us)| (*offset, *at_us)).collect();
+        let notes: Vec<(u64, u64)> = notes.into_iter().filter(|(_, at_us)| *at_us >= oldest_us).collect();
         for (_, at_us) in &notes {
-            seen.word(at_us.wrapping_sub(now_us));
+            seen.word(age(*at_us));
+        }
+        for (address, vote) in &right.votes {
+            seen.word(address.parse::<u64>().expect("a number"));
+            seen.word(age(vote.since_us));
+            seen.word(u64::from(vote.since_us <= lapsed_us));
+            seen.word(vote.written_us.map_or(u64::MAX, age));
         }
         let is_beyond = |acknowledged: Option<u64>| {
             acknowledged.map_or(u64::MAX, |by| notes.iter().filter(|(offset, _)| *offset < by).count() as u64)
@@ -78,6 +87,7 @@ impl World<'_> {
         for (number, link) in server.links.iter().enumerate() {
             seen.word(is_beyond(link.acknowledged));
             seen.word(is_beyond(link.in_socket));
+            seen.word(is_beyond(link.lost));
             let follows =
                 self.servers[number].follows.is_some_and(|master| Rc::as_ptr(&self.servers[master]) == server);
             seen.word(if follows { is_beyond(Some(self.servers[number].offset)) } else { u64::MAX });

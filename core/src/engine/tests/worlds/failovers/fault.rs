@@ -17,10 +17,13 @@ pub(super) enum Fault {
     OneTooFew,
     StampsWhenRead,
     ClockAfterOffset,
+    CountsAtOnce,
+    CountsTwice,
+    CountsForged,
+    GoesOn,
     TooShort,
-    NotBegunAnew,
-    NotBegunWhenFollowed,
     NoQuarantine,
+    ChangesAtOnce,
 }
 
 impl Fault {
@@ -28,7 +31,7 @@ impl Fault {
     pub(super) fn told(self) -> &'static str {
         match self {
             Self::None => "nothing",
-            Self::RenewsAtOnce => "RENEW works at once after a promotion",
+            Self::RenewsAtOnce => "RENEW works before the right to grant begins",
             Self::RenewsUnclaimed => "RENEW works in the quarantine for a grant that was never claimed",
             Self::RenewsAnyToken => "a RENEW without TOKEN counts as the claim of a grant",
             Self::Reenters => "an owner acquires again in the quarantine",
@@ -41,9 +44,12 @@ impl Fault {
             Self::OneTooFew => "one replica less is enough",
             Self::StampsWhenRead => "an acknowledgement counts from when it is read",
             Self::ClockAfterOffset => "the clock is read after the offset",
+            Self::CountsAtOnce => "the vote of a replica counts at once",
+            Self::CountsTwice => "two connections of a replica count twice",
+            Self::CountsForged => "an acknowledgement beyond the offset counts",
+            Self::GoesOn => "a right that lapsed goes on whoever follows",
             Self::TooShort => "the quarantine is one tick shorter",
-            Self::NotBegunAnew => "a second failover does not begin the quarantine anew",
-            Self::NotBegunWhenFollowed => "the quarantine does not begin again when replicas follow",
+            Self::ChangesAtOnce => "a change of the settings counts at once",
             Self::NoQuarantine => "there is no quarantine",
         }
     }

@@ -5,22 +5,33 @@ use std::vec::Vec;
 use super::fault::Fault;
 use super::server::{Link, Sent, Server, Values};
 use super::turns::Plain;
-use super::world::{BARRED, TICK_US, World, open, stays};
+use super::world::{BARRED, TICK_US, World, open};
 use crate::bytes::Key;
 use crate::codec::{decode, encode};
 use crate::effect::parse_effect;
 use crate::engine::Engine;
 use crate::engine::tests::keyspace::{Open, Value};
+use crate::exclusion::Replication;
 use crate::keyspace::KeyId;
 use crate::lock::Lock;
-use crate::right_to_grant::Replication;
 
 impl World<'_> {
     pub(super) fn replication(&self, server: usize) -> Replication {
         let mut replication = self.servers[server].replication();
         match self.fault {
-            Fault::CountsConnected => replication.acknowledged.iter_mut().for_each(|offset| *offset = u64::MAX),
-            Fault::OneTooFew => replication.acknowledged.push(u64::MAX),
+            Fault::CountsConnected => replication.replicas.iter_mut().for_each(|(_, by)| *by = replication.offset),
+            Fault::OneTooFew => {
+                replication.replicas.insert(0, ("9".into(), replication.offset));
+                replication.replicas.truncate(usize::try_from(self.setup.replicas).expect("few replicas"));
+            }
+            Fault::CountsForged => {
+                replication.replicas.iter_mut().for_each(|(_, by)| *by = (*by).min(replication.offset));
+            }
+            Fault::CountsTwice => {
+                for (number, (address, _)) in replication.replicas.iter_mut().enumerate() {
+                    *address = std::format!("{number}{address}").into();
+                }
+            }
             _ => {}
         }
         replication
@@ -40,7 +51,8 @@ impl World<'_> {
         let server = self.server(replica);
         for Sent { key: number, facts, arguments } in std::mem::take(&mut server.on_the_way) {
             let [first, second] = &arguments;
-            let event = parse_effect(&facts, [first.as_deref(), second.as_deref()], now).expect("a valid effect");
+            let mut event = parse_effect(&facts, [first.as_deref(), second.as_deref()], now).expect("a valid effect");
+            event.shorten_lease(now, server.exclusion.longest_lease_ms());
             let mut open = open(&mut server.values, &[number], None);
             server.engine.apply_effect(&mut open, KeyId(0), &event).expect("a replica can apply it");
         }
@@ -53,7 +65,7 @@ impl World<'_> {
         }
         server.offset = offset;
         self.server(master).links[replica].in_socket = Some(offset);
-        if self.setup.clocks_ahead == [0; 4] {
+        if self.setup.clocks_ahead == [0; 4] && self.fault == Fault::None {
             let locks = |server: usize| -> Vec<&Lock> {
                 let values = self.servers[server].values.0.values();
                 values.filter_map(|value| if let Value::Lock(lock) = value { Some(lock) } else { None }).collect()
@@ -71,20 +83,18 @@ impl World<'_> {
             let Value::Lock(lock) = value else { continue };
             let mut bytes = Vec::new();
             encode(lock, from, &mut bytes);
-            let lock = decode(&bytes, to).expect("a valid lock");
+            let mut lock = decode(&bytes, to).expect("a valid lock");
+            lock.shorten_leases(to, self.servers[replica].exclusion.longest_lease_ms());
             values.0.insert((*db, name.clone()), Value::Lock(lock));
             engine.value_loaded(Key { db: *db, name: name.as_slice().into() });
         }
         engine.raise_token(self.servers[master].engine.last_token());
-        let (rules, has_keys, now_us) = (self.rules(), !values.0.is_empty(), self.now * TICK_US);
         let offset = self.servers[master].offset;
         let server = self.server(replica);
         engine.raise_token(server.engine.last_token());
         (server.engine, server.values, server.offset) = (engine, values, offset);
         server.on_the_way.clear();
         server.needs_copy = false;
-        server.quarantine.on_load_from_master();
-        server.quarantine.look(&rules, has_keys, now_us);
     }
 
     /// A server becomes a replica of a master.
@@ -96,17 +106,53 @@ impl World<'_> {
         replica.follows = Some(master);
         replica.term = term;
         replica.links = std::vec![Link::default(); servers];
+        for replica in self.replicas_of(server) {
+            self.server(replica).needs_copy = true;
+        }
         self.copy(server, master);
-        self.server(master).links[server] = Link { acknowledged: Some(0), in_socket: None };
-        let (rules, now_us) = (self.rules(), self.now * TICK_US);
-        let replication = self.replication(server);
-        let readings = &mut Plain { now_us, replication: &replication };
-        self.server(server).quarantine.on_tick(&rules, false, readings);
+        self.connect(server, master);
+        let (now_us, replication) = (self.now * TICK_US, self.replication(server));
+        self.server(server).exclusion.on_tick(false, &mut Plain { now_us, replication: &replication });
+    }
+
+    /// The connection of a replica comes online. The master may not have noticed that an earlier one
+    /// was lost.
+    fn connect(&mut self, replica: usize, master: usize) {
+        let link = &mut self.server(master).links[replica];
+        *link = Link { acknowledged: Some(0), in_socket: None, lost: link.acknowledged.or(link.lost) };
+        self.on_replicas(master, true);
+    }
+
+    fn on_replicas(&mut self, master: usize, has_new: bool) {
+        let (now_us, replication) = (self.now * TICK_US, self.replication(master));
+        let exclusion = &mut self.server(master).exclusion;
+        exclusion.on_replicas(has_new, &mut Plain { now_us, replication: &replication });
+    }
+
+    /// A master notices that replicas have left, and that connections were lost.
+    pub(super) fn notice(&mut self, master: usize) -> bool {
+        let mut has_lost = false;
+        for replica in 0..self.servers.len() {
+            let follows = self.servers[replica].follows == Some(master);
+            let link = &mut self.server(master).links[replica];
+            let is_lost = link.lost.is_some() || (!follows && link.acknowledged.is_some());
+            if is_lost {
+                *link = if follows { Link { lost: None, ..*link } } else { Link::default() };
+                self.on_replicas(master, false);
+            }
+            has_lost |= is_lost;
+        }
+        has_lost
+    }
+
+    /// A connection that claims to be a replica acknowledges more than was written.
+    pub(super) fn forge(&mut self, master: usize) {
+        self.server(master).has_forged = true;
+        self.on_replicas(master, true);
     }
 
     pub(super) fn promote(&mut self, number: usize) {
-        let (term, rules, now_us) = (self.newest_term() + 1, self.rules(), self.now * TICK_US);
-        let fault = self.fault;
+        let (term, now_us) = (self.newest_term() + 1, self.now * TICK_US);
         let servers = self.servers.len();
         let server = self.server(number);
         let has_lost = !server.on_the_way.is_empty();
@@ -115,14 +161,7 @@ impl World<'_> {
         server.follows = None;
         server.term = term;
         server.links = std::vec![Link::default(); servers];
-        let before = server.quarantine.clone();
-        server.quarantine.on_promoted(&rules, now_us);
-        if fault == Fault::NotBegunAnew {
-            stays(&mut server.quarantine, &before, &rules, now_us);
-        }
-        if fault == Fault::NotBegunWhenFollowed {
-            server.quarantine.awaits_replicas = false;
-        }
+        server.exclusion.on_promoted(true, now_us);
         server.engine.promoted();
         self.shown.lost_suffix = has_lost;
         self.answered = [false, false];
@@ -149,12 +188,14 @@ impl World<'_> {
 
     pub(super) fn restart(&mut self, number: usize, keeps: bool) {
         let servers = self.servers.len();
-        let (rules, now_us) = (self.rules(), self.now * TICK_US);
+        let (now_us, master) = (self.now * TICK_US, self.servers[number].follows);
         for replica in self.replicas_of(number) {
             self.server(replica).needs_copy = true;
         }
+        let settings = self.setup.settings(self.servers[number].is_changed);
         let server = self.server(number);
         let mut restarted = Server::new(servers);
+        restarted.is_changed = server.is_changed;
         (restarted.follows, restarted.term, restarted.offset) = (server.follows, server.term, server.offset);
         restarted.needs_copy = server.follows.is_some();
         restarted.engine.raise_token(server.engine.last_token());
@@ -167,13 +208,17 @@ impl World<'_> {
                 restarted.values.0.insert(at, Value::Lock(lock));
             }
         }
-        restarted.quarantine.look(&rules, !restarted.values.0.is_empty(), now_us);
+        restarted.exclusion.on_settings(settings, now_us);
+        restarted.exclusion.on_started(master.is_none(), !restarted.values.0.is_empty(), now_us);
         if restarted.follows.is_none() {
             restarted.engine.promoted();
         }
         *server = restarted;
         for replica in self.replicas_of(number) {
-            self.server(number).links[replica].acknowledged = Some(0);
+            self.connect(replica, number);
+        }
+        if let Some(master) = master.filter(|master| self.is_master(*master)) {
+            self.connect(number, master);
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The requests of owners, and the beliefs that the answers give them.
 
+use super::SESSION;
 use super::action::Ask;
 use super::fault::Fault;
 use super::server::Waiting;
 use super::turns::Purpose;
 use super::world::{World, at};
-use super::{LEASE, SESSION};
 use crate::engine::Acquired;
 use crate::engine::tests::keyspace::Value;
 use crate::kind::Mode;
@@ -74,14 +74,14 @@ impl World<'_> {
         }
     }
 
-    pub(super) fn request(&self, ask: Ask, mode: Mode, count: u32) -> Request {
+    pub(super) fn request(&self, number: usize, ask: Ask, mode: Mode, count: u32) -> Request {
         let waits = matches!(ask, Ask::Wait(..));
         Request {
             verb: if ask == Ask::TryBoth { Verb::AcquireMany } else { Verb::Acquire },
             kind: self.setup.kind,
             mode,
             count,
-            lease_ms: LEASE,
+            lease_ms: self.lease(number),
             request_id: waits.then_some(1),
             session_ms: self.setup.has_sessions.then_some(SESSION),
             claim_ms: None,
@@ -100,14 +100,16 @@ impl World<'_> {
 
     pub(super) fn acquire(&mut self, owner: u8, number: usize, keys: &[usize], ask: Ask, mode: Mode, count: u32) {
         self.begin_turn(number);
-        let (request, client) = (self.request(ask, mode, count), self.servers[number].connections[usize::from(owner)]);
+        let (request, client) =
+            (self.request(number, ask, mode, count), self.servers[number].connections[usize::from(owner)]);
         let purpose = self.attempt(owner, number, keys, ask, mode);
+        let lease = self.lease(number);
         let acquired =
             self.transact(number, keys, Some(client), purpose, |engine, tx| engine.acquire(tx, &[owner], &request));
         match acquired {
             Ok(Acquired::Granted(tokens)) => {
                 for (key, token) in keys.iter().zip(tokens) {
-                    self.owners[usize::from(owner)].granted(*key, mode, count, token, LEASE, self.now, self.now);
+                    self.owners[usize::from(owner)].granted(*key, mode, count, token, lease, self.now, self.now);
                 }
                 self.note_belief(number);
                 self.note_grant(number);
@@ -122,14 +124,14 @@ impl World<'_> {
 
     pub(super) fn drain(&mut self, owner: u8, number: usize, ask: Ask) {
         self.begin_turn(number);
-        let request = self.request(ask, Mode::Permits, 1);
+        let (request, lease) = (self.request(number, ask, Mode::Permits, 1), self.lease(number));
         let purpose = Purpose::Attempt { ask, holds: false, holds_other: false };
         let taken =
             self.transact(number, &[0], None, purpose, |engine, tx| engine.drain_semaphore(tx, &[owner], &request));
         if let Ok(count @ 1..) = taken
             && let Some((token, _)) = self.hold(owner, number, 0, Mode::Permits)
         {
-            self.owners[usize::from(owner)].granted(0, Mode::Permits, count, token, LEASE, self.now, self.now);
+            self.owners[usize::from(owner)].granted(0, Mode::Permits, count, token, lease, self.now, self.now);
             self.note_belief(number);
             self.note_grant(number);
         }
@@ -141,12 +143,13 @@ impl World<'_> {
         };
         self.begin_turn(number);
         let (who, kind, client) = ([owner], self.setup.kind, self.servers[number].connections[usize::from(owner)]);
+        let lease = self.lease(number);
         let tokens = [token];
         let tokens = if self.fault == Fault::RenewsAnyToken { &[] } else { &tokens[..] };
-        let request = Renew { kind, owner: &who, mode, lease_ms: Some(LEASE), tokens };
+        let request = Renew { kind, owner: &who, mode, lease_ms: Some(lease), tokens };
         let renewed =
             self.transact(number, &[key], Some(client), Purpose::Renewal, |engine, tx| engine.renew(tx, &request));
-        if renewed.is_ok() && self.owners[usize::from(owner)].renewed(key, mode, LEASE, self.now) {
+        if renewed.is_ok() && self.owners[usize::from(owner)].renewed(key, mode, lease, self.now) {
             self.note_belief(number);
         }
         self.take_offers(number);

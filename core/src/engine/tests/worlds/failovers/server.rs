@@ -7,9 +7,8 @@ use std::vec::Vec;
 use super::action::Ask;
 use crate::engine::Engine;
 use crate::engine::tests::keyspace::Value;
+use crate::exclusion::{Exclusion, Replication};
 use crate::lock::Lock;
-use crate::quarantine::Quarantine;
-use crate::right_to_grant::Replication;
 
 /// The values of a server, by database and name.
 #[derive(Default)]
@@ -59,13 +58,15 @@ pub(super) struct Link {
     pub(super) acknowledged: Option<u64>,
     /// The acknowledged offset in the master's socket, not read yet.
     pub(super) in_socket: Option<u64>,
+    /// What it had acknowledged over an earlier connection, whose loss the master has not noticed.
+    pub(super) lost: Option<u64>,
 }
 
 #[derive(Clone)]
 pub(super) struct Server {
     pub(super) engine: Engine,
     pub(super) values: Values,
-    pub(super) quarantine: Quarantine,
+    pub(super) exclusion: Exclusion,
     /// The master of a replica.
     pub(super) follows: Option<usize>,
     /// Promotions are numbered. This is the number of the newest master that the server knows, or
@@ -77,12 +78,17 @@ pub(super) struct Server {
     pub(super) on_the_way: Vec<Sent>,
     /// Whether its data is unrelated to the stream, so it needs a full copy.
     pub(super) needs_copy: bool,
-    /// Its replicas, by number. A lost connection counts until the next promotion: the
-    /// master may not have noticed.
+    /// Its replicas, by number. A lost connection stays until the master notices the loss.
     pub(super) links: Vec<Link>,
     pub(super) waiting: Vec<Waiting>,
     /// The last connection of each owner.
     pub(super) connections: [u64; 2],
+    /// It has the changed settings.
+    pub(super) is_changed: bool,
+    /// Each of its replicas has two connections.
+    pub(super) has_twins: bool,
+    /// A connection has acknowledged more than was written.
+    pub(super) has_forged: bool,
 }
 
 impl Server {
@@ -90,7 +96,7 @@ impl Server {
         Self {
             engine: Engine::new([1, 2, 3, 4]),
             values: Values::default(),
-            quarantine: Quarantine::new(),
+            exclusion: Exclusion::without_margin(),
             follows: None,
             term: 0,
             offset: 0,
@@ -99,6 +105,9 @@ impl Server {
             links: std::vec![Link::default(); servers],
             waiting: Vec::new(),
             connections: [1, 2],
+            is_changed: false,
+            has_twins: false,
+            has_forged: false,
         }
     }
 
@@ -116,7 +125,16 @@ impl Server {
     }
 
     pub(super) fn replication(&self) -> Replication {
-        let acknowledged = self.links.iter().filter_map(|link| link.acknowledged).collect();
-        Replication { offset: self.offset, acknowledged }
+        let address = |number: usize| std::format!("{number}").into_boxed_str();
+        let links = self.links.iter().enumerate();
+        let connections = links.flat_map(|(number, link)| [link.lost, link.acknowledged].map(|by| (number, by)));
+        let mut replicas: Vec<_> = connections.filter_map(|(number, by)| Some((address(number), by?))).collect();
+        if self.has_twins {
+            replicas.extend_from_within(..);
+        }
+        if self.has_forged {
+            replicas.push((address(self.links.len()), u64::MAX));
+        }
+        Replication { offset: self.offset, replicas }
     }
 }

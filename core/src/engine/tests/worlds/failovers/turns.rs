@@ -3,18 +3,16 @@
 
 use std::vec::Vec;
 
-use super::LEASE;
 use super::action::Ask;
 use super::fault::Fault;
 use super::server::{Sent, Server, Waiting};
-use super::world::{TICK_US, World, number_of, open, stays};
+use super::world::{TICK_US, World, number_of, open};
 use crate::effect::{Facts, write_effect};
 use crate::engine::tests::keyspace::Open;
 use crate::engine::{Engine, Transaction};
+use crate::exclusion::{Exclusion, Readings, Replication};
 use crate::limits::{Limits, MayGrant};
 use crate::outbox::{Answer, Outbox};
-use crate::quarantine::{GrantRules, Quarantine};
-use crate::right_to_grant::{Readings, Replication};
 
 /// How long a fair lock keeps a place.
 const GRACE: u64 = 2;
@@ -43,8 +41,8 @@ impl Readings for Plain<'_> {
         self.now_us
     }
 
-    fn replication(&mut self) -> Option<Replication> {
-        Some(self.replication.clone())
+    fn replication(&mut self) -> Replication {
+        self.replication.clone()
     }
 }
 
@@ -76,10 +74,10 @@ impl Readings for Between<'_, '_> {
         self.world.now * TICK_US
     }
 
-    fn replication(&mut self) -> Option<Replication> {
-        self.early.take().or_else(|| {
+    fn replication(&mut self) -> Replication {
+        self.early.take().unwrap_or_else(|| {
             self.reads();
-            Some(self.world.replication(self.server))
+            self.world.replication(self.server)
         })
     }
 }
@@ -88,19 +86,28 @@ impl World<'_> {
     pub(super) fn tick(&mut self, number: usize) {
         self.server(number).read_acknowledgements();
         let replication = self.replication(number);
-        let now_us = self.now * TICK_US;
-        let mut readings = Plain { now_us, replication: &replication };
-        self.tick_with(number, &mut |quarantine, rules| quarantine.on_tick(rules, true, &mut readings).has_resumed);
+        let (now_us, fault) = (self.now * TICK_US, self.fault);
+        let exclusion = &mut self.server(number).exclusion;
+        match fault {
+            Fault::StampsWhenRead => exclusion.right.noted.values_mut().for_each(|at_us| *at_us = now_us),
+            Fault::GoesOn if exclusion.right.has_begun => {
+                exclusion.right.until_us = exclusion.right.until_us.max(now_us + 1);
+            }
+            _ => {}
+        }
+        let before = exclusion.clone();
+        let ticked = exclusion.on_tick(true, &mut Plain { now_us, replication: &replication });
+        self.after_tick(number, &before, ticked);
     }
 
     pub(super) fn slow_tick(&mut self, number: usize) {
         self.server(number).read_acknowledgements();
-        let mut quarantine = std::mem::take(&mut self.server(number).quarantine);
-        let rules = self.rules();
+        let mut exclusion = std::mem::take(&mut self.server(number).exclusion);
+        let before = exclusion.clone();
         let mut between = Between { world: self, server: number, readings: 0, early: None };
-        let ticked = quarantine.on_tick(&rules, true, &mut between);
-        self.server(number).quarantine = quarantine;
-        self.after_tick(number, ticked.has_resumed);
+        let ticked = exclusion.on_tick(true, &mut between);
+        self.server(number).exclusion = exclusion;
+        self.after_tick(number, &before, ticked);
     }
 
     /// The events between the readings of a slow tick.
@@ -113,24 +120,27 @@ impl World<'_> {
         self.now += 1;
     }
 
-    pub(super) fn tick_with(&mut self, number: usize, tick: &mut dyn FnMut(&mut Quarantine, &GrantRules) -> bool) {
-        let (rules, now_us, fault) = (self.rules(), self.now * TICK_US, self.fault);
-        let quarantine = &mut self.server(number).quarantine;
-        if fault == Fault::StampsWhenRead {
-            quarantine.right.noted.values_mut().for_each(|at_us| *at_us = now_us);
+    fn after_tick(&mut self, number: usize, before: &Exclusion, ticked: Option<MayGrant>) {
+        let fault = self.fault;
+        let exclusion = &mut self.server(number).exclusion;
+        if exclusion.quarantine_until_us != before.quarantine_until_us {
+            // In ticks the last moment of a right is one before its end, so a quarantine that is one
+            // shorter than the longest lease is just long enough.
+            let shorter = if fault == Fault::TooShort { 2 } else { 1 };
+            exclusion.quarantine_until_us -= shorter * TICK_US;
         }
-        let before = quarantine.clone();
-        let has_resumed = tick(quarantine, &rules);
-        if fault == Fault::NotBegunAnew {
-            stays(quarantine, &before, &rules, now_us);
+        match fault {
+            Fault::NoQuarantine => exclusion.quarantine_until_us = 0,
+            Fault::CountsAtOnce => {
+                exclusion.right.term_since_us = 0;
+                exclusion.right.votes.values_mut().for_each(|vote| vote.since_us = 0);
+            }
+            _ => {}
         }
-        self.after_tick(number, has_resumed);
-    }
-
-    pub(super) fn after_tick(&mut self, number: usize, has_resumed: bool) {
-        if has_resumed {
-            self.shown.ended |= self.servers[number].quarantine.since_us.is_some();
-            self.server(number).engine.grants_resumed();
+        if ticked == Some(MayGrant::Yes) {
+            self.shown.ended |= exclusion.quarantine_until_us > 0;
+            let now = self.now_of(number);
+            self.server(number).engine.grants_resumed(now);
         }
         self.ping(number);
         self.begin_turn(number);
@@ -175,8 +185,8 @@ impl World<'_> {
 
     /// Whether the server may grant, by the rules or by the wrong one.
     pub(super) fn may_grant(&mut self, number: usize, purpose: Purpose) -> MayGrant {
-        let (rules, now_us, fault) = (self.rules(), self.now * TICK_US, self.fault);
-        let may_grant = self.server(number).quarantine.may_grant(&rules, now_us);
+        let (now_us, fault) = (self.now * TICK_US, self.fault);
+        let may_grant = self.server(number).exclusion.may_grant(now_us);
         let is_wrong = match (fault, purpose) {
             (Fault::Reenters, Purpose::Attempt { ask: Ask::Try(..), holds, .. })
             | (Fault::AnswersOnce, Purpose::Attempt { ask: Ask::Once(..), holds, .. })
@@ -187,10 +197,8 @@ impl World<'_> {
         };
         match (may_grant, fault, purpose) {
             (MayGrant::Quarantine { .. }, ..) if is_wrong => MayGrant::Yes,
-            (MayGrant::Quarantine { left_ms, .. }, Fault::RenewsAtOnce, Purpose::Renewal) => {
-                MayGrant::Quarantine { left_ms, renews: true }
-            }
-            (MayGrant::Quarantine { renews: true, .. }, Fault::RenewsUnclaimed, Purpose::Renewal) => MayGrant::Yes,
+            (MayGrant::NoReplicas, Fault::RenewsAtOnce, Purpose::Renewal) => MayGrant::Quarantine { left_ms: 1 },
+            (MayGrant::Quarantine { .. }, Fault::RenewsUnclaimed, Purpose::Renewal) => MayGrant::Yes,
             (MayGrant::NoReplicas, Fault::TimerGrants, Purpose::Timer) => MayGrant::Yes,
             _ => may_grant,
         }
@@ -209,7 +217,7 @@ impl World<'_> {
             max_waiters: 6,
             max_places: 8,
             fair_grace_ms: GRACE,
-            max_lease_ms: LEASE,
+            max_lease_ms: self.lease(number),
             may_grant,
             marks_unclaimed: true,
         };
@@ -245,9 +253,9 @@ impl World<'_> {
             if let (Answer::Granted(token), Ask::Wait(mode, count)) = (&told.answer, ask) {
                 // The waiter stays known until the next turn, because its connection may close
                 // before that.
-                let (now, owner) = (self.now, usize::from(owner));
+                let (now, owner, lease) = (self.now, usize::from(owner), self.lease(number));
                 if self.setup.believes_after_wait {
-                    self.owners[owner].granted(key, mode, count, *token, LEASE, sent, now);
+                    self.owners[owner].granted(key, mode, count, *token, lease, sent, now);
                 } else {
                     self.owners[owner].granted_after_wait(key, mode, count, *token, now);
                 }
@@ -259,8 +267,7 @@ impl World<'_> {
     }
 
     pub(super) fn note_grant(&mut self, number: usize) {
-        let quarantine = &self.servers[number].quarantine;
-        let is_over = quarantine.left_ms(&self.setup.rules(), self.now * TICK_US) == 0;
-        self.shown.granted_after |= quarantine.since_us.is_some() && is_over;
+        let until_us = self.servers[number].exclusion.quarantine_until_us;
+        self.shown.granted_after |= until_us > 0 && until_us <= self.now * TICK_US;
     }
 }

@@ -13,8 +13,8 @@ use crate::bytes::KeyRef;
 use crate::engine::tests::keyspace::{Open, Value};
 use crate::engine::tests::world::key;
 use crate::kind::Kind;
+use crate::limits::MayGrant;
 use crate::lock::Lock;
-use crate::quarantine::{GrantRules, Quarantine, QuarantineAfter};
 use crate::time::{Now, US_PER_MS};
 
 /// A tick is a millisecond, so nothing is rounded on the way to a replica.
@@ -71,15 +71,19 @@ impl<'s> World<'s> {
         for replica in 1..setup.servers {
             world.follow(replica, 0);
         }
+        // All servers have run for long, and the first one has had its quarantine.
         for number in 0..setup.servers {
-            // All servers have run for long.
-            let rules = GrantRules { quarantine_after: QuarantineAfter::Empty, ..setup.rules() };
-            let quarantine = &mut world.server(number).quarantine;
-            *quarantine = Quarantine::new();
-            quarantine.look(&rules, true, 0);
+            let settings = setup.settings(false);
+            let exclusion = &mut world.server(number).exclusion;
+            exclusion.on_settings(settings, 0);
+            exclusion.on_started(true, true, 0);
         }
-        if setup.min_replicas > 0 {
-            world.act(Action::Follow(0));
+        if setup.replicas > 0 {
+            world.act(Action::Gain(0));
+            world.now += setup.longest_lease();
+            world.act(Action::Gain(0));
+            let may_grant = world.servers[0].exclusion.clone().may_grant(world.now * TICK_US);
+            assert_eq!(may_grant, MayGrant::Yes, "the first master has the right");
         }
         for action in &setup.begins_with {
             assert!(world.act(*action), "{action}");
@@ -96,12 +100,20 @@ impl<'s> World<'s> {
         Now { mono_us: self.now * TICK_US, wall_us: wall * TICK_US }
     }
 
-    pub(super) fn rules(&self) -> GrantRules {
-        let rules = self.setup.rules();
-        match self.fault {
-            Fault::TooShort => GrantRules { quarantine_ms: rules.quarantine_ms - 1, ..rules },
-            Fault::NoQuarantine => GrantRules { quarantine_ms: 0, ..rules },
-            _ => rules,
+    /// The longest lease that a server grants.
+    pub(super) fn lease(&self, server: usize) -> u64 {
+        self.servers[server].exclusion.max_lease_ms()
+    }
+
+    /// The settings of a server change.
+    fn change(&mut self, number: usize) {
+        let (settings, now_us, fault) = (self.setup.settings(true), self.now * TICK_US, self.fault);
+        let server = self.server(number);
+        server.is_changed = true;
+        server.exclusion.on_settings(settings, now_us);
+        if fault == Fault::ChangesAtOnce {
+            server.exclusion.settings.forget_earlier();
+            server.exclusion.on_settings(settings, now_us);
         }
     }
 
@@ -135,9 +147,19 @@ impl<'s> World<'s> {
             Action::Follow(master) if self.is_master(master) && !self.replicas_of(master).is_empty() => {
                 self.let_follow(master);
             }
+            Action::Gain(master) if self.is_master(master) && !self.replicas_of(master).is_empty() => {
+                self.let_follow(master);
+                self.now += self.setup.longest_lag();
+                self.let_follow(master);
+            }
             Action::Promote(server) if self.may_promote(server) => self.promote(server),
             Action::FailOver(server) if self.may_promote(server) => self.fail_over(server),
             Action::Attach(server, master) if self.may_attach(server, master) => self.follow(server, master),
+            Action::Return(server, master) if self.may_return(server, master) => self.follow(server, master),
+            Action::Notice(master) if self.is_master(master) => return self.notice(master),
+            Action::Twin(master) if self.is_master(master) => self.server(master).has_twins = true,
+            Action::Forge(master) if self.is_master(master) && !self.servers[master].has_forged => self.forge(master),
+            Action::Change(server) if !self.servers[server].is_changed => self.change(server),
             Action::Restart(server) => self.restart(server, true),
             Action::Lose(server) => self.restart(server, false),
             Action::Ask(owner, server, key, ask) if self.is_master(server) => return self.ask(owner, server, key, ask),
@@ -161,16 +183,13 @@ impl<'s> World<'s> {
         self.servers[server].follows.is_some() && (server == 1 || self.newest_term() > 0)
     }
 
+    pub(super) fn may_return(&self, server: usize, master: usize) -> bool {
+        server != master && self.is_master(master) && self.servers[server].follows != Some(master)
+    }
+
     /// A server never attaches to a master that it knows to be replaced.
     pub(super) fn may_attach(&self, server: usize, master: usize) -> bool {
         server != master && self.is_master(master) && self.servers[master].term > self.servers[server].term
-    }
-}
-
-/// The wrong rule that a failover within a quarantine does not begin it anew.
-pub(super) fn stays(quarantine: &mut Quarantine, before: &Quarantine, rules: &GrantRules, now_us: u64) {
-    if before.left_ms(rules, now_us) > 0 {
-        (quarantine.since_us, quarantine.reason) = (before.since_us, before.reason);
     }
 }
 

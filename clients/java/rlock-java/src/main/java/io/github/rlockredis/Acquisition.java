@@ -21,23 +21,25 @@ import java.util.stream.Stream;
  */
 final class Acquisition {
     /** Waits without a limit. */
-    static final long FOR_EVER = -1;
+    static final long FOR_EVER = Long.MAX_VALUE;
 
-    private static final long LONGEST_WAIT_MS = TimeUnit.DAYS.toMillis(36_500);
     private static final long ASK_AGAIN_MS = 30_000;
     private static final long CLAIM_MS = 2_000;
-    // The server's own nil arrives a little after the limit, and saves the settlement.
-    private static final long PATIENCE_MS = 200;
+    // The server's own nil arrives a little after the limit, and saves the settlement. Without it, the server
+    // is silent.
+    private static final long PATIENCE_MS = 800;
+    // A first connection may take longer than a short wait.
+    private static final long CONNECTING_MS = 2_000;
 
     final Resource resource;
     final LockOptions options;
     final String owner;
     final boolean reentrant;
 
-    /** The hold, null if it was not acquired in time, or an RLockException. */
+    /** The hold, null if another owner has it, or an RLockException. */
     final CompletableFuture<Hold> result = new CompletableFuture<>();
 
-    /** Why the last attempt failed, if it was not only for want of time. */
+    /** Why the last attempt failed, unless the server has answered it. */
     volatile RLockException lastError;
 
     private final RLockClient client;
@@ -61,8 +63,7 @@ final class Acquisition {
     private Future<?> limit = CompletableFuture.completedFuture(null);
 
     /**
-     * Tries once if {@code wait} is 0, else waits for that number of milliseconds. More than a century, such
-     * as {@code Long.MAX_VALUE}, is without a limit.
+     * Waits for that number of milliseconds; tries once if it is below 1. A year or more is without a limit.
      */
     Acquisition(
             RLockClient client, Resource resource, LockOptions options, String owner, boolean reentrant, long wait) {
@@ -72,7 +73,7 @@ final class Acquisition {
         this.owner = owner;
         this.reentrant = reentrant;
         this.turns = options.owner() == null ? List.of() : resource.places(owner);
-        this.wait = wait > LONGEST_WAIT_MS ? FOR_EVER : wait;
+        this.wait = wait >= Deadline.YEAR_MS ? FOR_EVER : Math.max(0, wait);
     }
 
     void start() {
@@ -154,33 +155,34 @@ final class Acquisition {
     }
 
     private void request(int round) {
-        long left = left();
-        if (wait > 0 && left <= 0) return; // The limit ends it.
+        long left = Math.max(1, left()); // It is sent at least once.
         if (!unsure) number(); // The order of ids is that of sending.
-        lease = Math.min(options.lease().toMillis(), client.wire.maxLease);
+        lease = Math.min(options.leaseMillis(), client.wire.maxLease);
         var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
         if (options.session() != null) {
-            Collections.addAll(words, "SESSION", options.session().toMillis());
+            Collections.addAll(words, "SESSION", Deadline.millis(options.session()));
         }
         if (options.note() != null) Collections.addAll(words, "NOTE", options.note());
         if (wait != 0) {
             Collections.addAll(words, "BLOCK", wait == FOR_EVER ? 0 : left, "NOTIFY", channel, "CLAIM");
             words.add(Math.min(CLAIM_MS, lease));
             if (options.grace() != null && resource.kind() == Resource.Kind.FAIR) {
-                Collections.addAll(words, "GRACE", options.grace().toMillis());
+                Collections.addAll(words, "GRACE", Deadline.millis(options.grace()));
             }
         }
-        Deadline deadline = Deadline.in(client.clock, lease);
+        Deadline asked = Deadline.in(client.clock, lease);
         unsure = true;
         sent = client.wire.send(resource.call("ACQUIRE", owner, words.toArray()), Long.MAX_VALUE);
         client.then(sent, (reply, error) -> {
             if (isOver(round)) return;
             if (error != null) failed(error);
-            else answered(reply, deadline);
+            else answered(reply, asked);
         });
     }
 
-    private void answered(Object reply, Deadline deadline) {
+    private void answered(Object reply, Deadline asked) {
+        lastError = null;
+        pause = RLockClient.SHORTEST_PAUSE_MS;
         if ("WAITING".equals(reply)) {
             unsureBefore = true;
             if (interrupted) {
@@ -192,11 +194,11 @@ final class Acquisition {
         } else if (reply == null) {
             refused();
         } else {
-            granted(reply instanceof List<?> list ? list.stream() : Stream.of(reply), deadline);
+            granted(reply instanceof List<?> list ? list.stream() : Stream.of(reply), asked);
         }
     }
 
-    private void granted(Stream<?> answer, Deadline deadline) {
+    private void granted(Stream<?> answer, Deadline asked) {
         List<Long> tokens;
         try {
             tokens = answer.map(token -> Long.parseLong(token.toString())).toList();
@@ -205,15 +207,16 @@ final class Acquisition {
         }
         if (tokens.contains(0L)) {
             finish(null, new ModuleTooOldException("", "the server answers a wait with 0"));
-        } else if (RLockClient.believed(options.sessionLease(lease)) <= deadline.elapsed()) {
+        } else if (RLockClient.believed(options.sessionLease(asked.after())) <= asked.elapsed()) {
             again(); // The process slept, and the lease or the session may have ended meanwhile.
         } else {
-            finish(client.hold(this, tokens, lease, deadline), null);
+            finish(client.hold(this, tokens, asked), null);
         }
     }
 
     void message(String what, String rest) {
         if (result.isDone() || confirming) return;
+        lastError = null;
         switch (what) {
             case "granted" -> confirm(rest);
             case "nil" -> refused();
@@ -232,13 +235,15 @@ final class Acquisition {
         confirming = true;
         int round = ++this.round;
         List<Long> list = Stream.of(tokens.split(" ")).map(Long::valueOf).toList();
-        Deadline deadline = Deadline.in(client.clock, lease);
+        Deadline asked = Deadline.in(client.clock, lease);
         client.then(
-                client.wire.send(resource.call("RENEW", owner, list, "PX", lease), Math.min(CLAIM_MS, lease)),
-                (reply, error) -> {
+                client.wire.send(resource.call("RENEW", owner, list), Math.min(CLAIM_MS, lease)), (reply, error) -> {
                     if (isOver(round)) return;
-                    if (error == null) granted(list.stream(), deadline);
-                    else if (RLockException.of(error) instanceof LockLostException) {
+                    if (error == null) {
+                        // The longest lease may have been lowered since the request was sent.
+                        long left = Math.min(client.wire.maxLease, Long.parseLong(reply.toString()));
+                        granted(list.stream(), asked.lasting(left));
+                    } else if (RLockException.of(error) instanceof LockLostException) {
                         // Of several keys some may still be held, and the next request claims new holds only.
                         if (list.size() > 1) client.settle(resource, owner, 0, id + 1, list, lease);
                         again();
@@ -269,6 +274,7 @@ final class Acquisition {
         if (retry && lastError instanceof UnavailableException) {
             timer.cancel(false);
             timer = client.schedule(this::attempt, pause);
+            RLockClient.failed("the request for " + resource, pause, lastError);
             pause = RLockClient.longer(pause);
         } else {
             finish(null, lastError);
@@ -276,9 +282,12 @@ final class Acquisition {
     }
 
     private void timeUp() {
-        if (wait != 0) finish(null, null);
-        else if (lastError != null) finish(null, lastError);
-        else finish(null, new UnavailableException("", "no answer to " + resource + " in time", null));
+        boolean asked = round > 0; // Else another request of the owner has its turn.
+        boolean connects = wait > 0 && wait < CONNECTING_MS && client.wire.connects();
+        if (lastError == null && asked && !connects) {
+            lastError = new UnavailableException("", "no answer to the request for " + resource + " in time", null);
+        }
+        finish(null, lastError);
     }
 
     void finish(Hold hold, Throwable error) {

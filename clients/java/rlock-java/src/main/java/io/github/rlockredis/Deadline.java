@@ -1,7 +1,18 @@
 package io.github.rlockredis;
 
+import java.time.Duration;
+
 /** A moment some milliseconds after the one at which it was made, on both clocks. */
 record Deadline(LockClock clock, long nanos, long millis, long after) {
+    /** The longest time that the server counts. */
+    static final long YEAR_MS = Duration.ofDays(365).toMillis();
+
+    /** Whole milliseconds; below 0 if the time is negative, and a year at most. */
+    static long millis(Duration time) {
+        if (time.isNegative()) return -1;
+        return time.compareTo(Duration.ofMillis(YEAR_MS)) > 0 ? YEAR_MS : time.toMillis();
+    }
+
     static Deadline in(LockClock clock, long after) {
         return new Deadline(clock, clock.nanoTime(), clock.currentTimeMillis(), after);
     }

@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
@@ -12,6 +13,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.BiConsumer;
 import java.util.function.Consumer;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -32,6 +34,8 @@ public final class Hold implements AutoCloseable {
     private static final Logger log = LoggerFactory.getLogger(Hold.class);
     private static final long LONGEST_SLEEP_MS = 1_000;
     private static final long NO_KEEP = -1;
+    // The owner does not hold the key, it has another type, or the semaphore was deleted.
+    private static final Set<String> LOST = Set.of("NOTOWNER", "WRONGTYPE", "NOSEMAPHORE");
 
     final Resource resource;
     final String owner;
@@ -39,31 +43,30 @@ public final class Hold implements AutoCloseable {
     private final LockOptions options;
     private final List<Long> tokens;
     private final long lease;
-    private final long period;
-    private volatile Deadline end;
     private final AtomicInteger count = new AtomicInteger(1);
     private final AtomicReference<State> state = new AtomicReference<>(State.HELD);
     private final CompletableFuture<Hold> lost = new CompletableFuture<>();
     private volatile Deadline deadline;
+    private volatile Runnable releasing;
     private volatile Future<?> watch = CompletableFuture.completedFuture(null);
     // These belong to the client's steps.
+    private Deadline limit; // The end of a fixed lease, which the server may allow in parts only.
     private boolean renewing;
+    private long period;
     private Deadline due;
     private Future<?> timer = CompletableFuture.completedFuture(null);
     private long pause = RLockClient.SHORTEST_PAUSE_MS;
 
-    Hold(RLockClient client, Acquisition granted, List<Long> tokens, long lease, Deadline sent) {
+    /** The lease counts from the moment when it was asked for. */
+    Hold(RLockClient client, Acquisition granted, List<Long> tokens, Deadline lease) {
         this.client = client;
         this.resource = granted.resource;
         this.owner = granted.owner;
         this.options = granted.options;
         this.tokens = tokens;
-        this.lease = lease;
-        this.period = options.sessionLease(lease) / 3;
-        this.end = sent.lasting(RLockClient.believed(lease));
-        // The server may end the session without our notice.
-        this.deadline = sent.lasting(RLockClient.believed(options.sessionLease(lease)));
-        this.due = sent.lasting(period);
+        this.lease = lease.after();
+        this.limit = lease.lasting(options.renewed() ? Long.MAX_VALUE : RLockClient.believed(options.leaseMillis()));
+        believe(lease);
     }
 
     /**
@@ -122,13 +125,14 @@ public final class Hold implements AutoCloseable {
     }
 
     /**
-     * Calls back once if the hold is lost before its release, on the executor of the client. The
-     * clock tells, so it works without a connection. If it is lost already, calls back at once.
+     * Calls back once if the hold is lost before its release, on a thread of the client that only tells
+     * of losses. The clock tells, so it works without a connection. If it is lost already, calls back at
+     * once.
      *
      * @param listener is passed this hold
      */
     public void onLost(Consumer<? super Hold> listener) {
-        lost.thenAcceptAsync(listener, client.executor);
+        lost.thenAcceptAsync(listener, client.losses);
     }
 
     /**
@@ -151,7 +155,7 @@ public final class Hold implements AutoCloseable {
      * @throws LockLostException if the hold was lost before
      */
     public void releaseAndKeep(Duration time) {
-        await(release(Math.max(0, time.toMillis())));
+        await(release(Math.max(0, Deadline.millis(time))));
     }
 
     /**
@@ -177,24 +181,23 @@ public final class Hold implements AutoCloseable {
     /**
      * Makes a fixed lease end later. A lease never ends earlier than it was to.
      *
-     * @param lease from now on
+     * @param lease from now on, 1 ms or more
+     * @throws IllegalArgumentException if the lease is shorter
      * @throws LockLostException if the hold was lost
      * @throws RLockException if the request fails; the hold stays as it is
      */
     public void extend(Duration lease) {
+        long milliseconds = LockOptions.leaseMillis(lease);
+        if (isHeld()) client.ask(() -> extend(milliseconds));
         if (!isHeld()) throw lostException();
-        Deadline sent = Deadline.in(client.clock, lease.toMillis());
-        try {
-            client.ask(resource.call("RENEW", owner, tokens, "PX", lease.toMillis()));
-        } catch (LockLostException lost) {
-            lose("the server does not know it", resource.keys().size() > 1);
-            throw lost;
-        }
-        if (!isHeld()) throw lostException();
-        Deadline longer = sent.lasting(RLockClient.believed(lease.toMillis()));
-        if (longer.left() > end.left()) end = longer;
-        longer = sent.lasting(RLockClient.believed(options.sessionLease(lease.toMillis())));
-        if (longer.left() > deadline.left()) deadline = longer;
+    }
+
+    private CompletableFuture<Object> extend(long lease) {
+        var asked = Deadline.in(client.clock, Math.min(Math.max(lease, wanted()), client.wire.maxLease));
+        return renewal(asked, asked.lasting(RLockClient.believed(lease)), Long.MAX_VALUE)
+                // The server may have refused a longer lease than it allows by now.
+                .exceptionallyCompose(error ->
+                        asked.after() > client.wire.maxLease ? extend(lease) : CompletableFuture.failedFuture(error));
     }
 
     /** Counts a further acquisition of the owner; false if it is lost or being released. */
@@ -214,7 +217,16 @@ public final class Hold implements AutoCloseable {
     /** Begins to watch the clock, and to renew. */
     void begin() {
         watch();
-        if (options.renewed() || options.session() != null) renewWhenDue();
+        renewWhenDue();
+    }
+
+    /** Relies on what an answer has left of the hold, be it more than before or less. */
+    private void believe(Deadline left) {
+        long certain = options.sessionLease(left.after()); // The server may end the session without our notice.
+        var next = left.lasting(RLockClient.believed(certain));
+        deadline = next.left() < limit.left() ? next : limit;
+        period = certain / 3;
+        due = left.lasting(period);
     }
 
     // These two run on the thread that watches deadlines, which sends nothing.
@@ -224,12 +236,12 @@ public final class Hold implements AutoCloseable {
     }
 
     private void look() {
-        if (!isHeld()) lose("its lease has ended without an answer to a renewal", true);
+        if (!isHeld()) lose("its lease has ended", true);
     }
 
     // The timer does not count while the machine is suspended, so it sleeps for a second at most.
     private void renewWhenDue() {
-        if (state.get() != State.HELD) return;
+        if (state.get() != State.HELD || deadline == limit) return;
         timer.cancel(false);
         if (due.left() <= 0) renew();
         else timer = client.schedule(this::renewWhenDue, Math.min(due.left(), LONGEST_SLEEP_MS));
@@ -239,32 +251,45 @@ public final class Hold implements AutoCloseable {
         if (options.session() != null) renew();
     }
 
+    /** The lease that the hold needs, also if the server allows only shorter ones. */
+    private long wanted() {
+        return options.renewed() ? options.leaseMillis() : Math.max(1, limit.left());
+    }
+
     private void renew() {
         if (renewing || !isHeld()) return;
         renewing = true;
-        // Of a fixed lease only the session is renewed: it ends when it was to end.
-        long length = options.renewed() ? lease : Math.max(1, end.left());
-        Deadline sent = Deadline.in(client.clock, length);
-        client.then(
-                client.wire.send(resource.call("RENEW", owner, tokens, "PX", length), Math.max(1, period)),
-                (reply, error) -> {
-                    renewing = false;
-                    if (!isHeld()) return;
-                    if (error == null) {
-                        long granted = Math.min(length, Long.parseLong(reply.toString()));
-                        deadline = sent.lasting(RLockClient.believed(options.sessionLease(granted)));
-                        due = sent.lasting(period);
-                        pause = RLockClient.SHORTEST_PAUSE_MS;
-                    } else if (RLockException.of(error) instanceof LockLostException) {
-                        lose("the server does not know it", resource.keys().size() > 1);
-                        return;
-                    } else {
-                        log.debug("RENEW of {} failed, trying again", resource, error);
-                        due = Deadline.in(client.clock, pause);
-                        pause = RLockClient.longer(pause);
-                    }
-                    renewWhenDue();
-                });
+        var asked = Deadline.in(client.clock, Math.min(wanted(), client.wire.maxLease));
+        client.then(renewal(asked, limit, Math.max(1, period)), (done, error) -> {
+            renewing = false;
+            if (error == null) {
+                pause = RLockClient.SHORTEST_PAUSE_MS;
+            } else if (isHeld()) {
+                RLockClient.failed("RENEW of " + resource, pause, RLockException.of(error));
+                due = Deadline.in(client.clock, pause);
+                pause = RLockClient.longer(pause);
+                renewWhenDue();
+            }
+        });
+    }
+
+    /** Asks for a lease. The answer counts up to a limit. */
+    private CompletableFuture<Object> renewal(Deadline asked, Deadline upTo, long patience) {
+        var call = resource.call("RENEW", owner, tokens, "PX", asked.after());
+        BiConsumer<Object, Throwable> answered = (reply, error) -> {
+            if (error != null) {
+                boolean unknown = RLockException.of(error) instanceof LockLostException;
+                if (unknown) lose("the server does not know it", resource.keys().size() > 1);
+            } else if (isHeld()) {
+                if (upTo.left() > limit.left()) limit = upTo;
+                long before = deadline.left();
+                believe(asked.lasting(Math.min(client.wire.maxLease, Long.parseLong(reply.toString()))));
+                // Else the clock is looked at too late.
+                if (deadline.left() < before) client.watch(this::look, deadline.left());
+                renewWhenDue();
+            }
+        };
+        return client.wire.send(call, patience).whenCompleteAsync(answered, client::execute);
     }
 
     /** Ends the belief and tells the application. */
@@ -288,6 +313,7 @@ public final class Hold implements AutoCloseable {
     void endWithClient() {
         long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
         if (lose("the client was closed", false)) sendRelease(request, new CompletableFuture<>(), NO_KEEP);
+        else if (releasing != null) releasing.run(); // Its own step would come too late.
     }
 
     LockLostException lostException() {
@@ -303,16 +329,17 @@ public final class Hold implements AutoCloseable {
             done.complete(null);
             return done;
         }
-        if (!isHeld()) lose("its lease has ended", true);
+        look();
+        releasing = () -> sendRelease(request, done, keep);
         boolean held = state.compareAndSet(State.HELD, State.RELEASED);
         resource.places(owner).forEach(place -> client.held.remove(place, this));
         if (!held) return CompletableFuture.failedFuture(lostException());
-        client.execute(() -> sendRelease(request, done, keep));
+        client.execute(releasing);
         return done;
     }
 
     private void sendRelease(long request, CompletableFuture<Void> done, long keep) {
-        client.holds.remove(this);
+        if (!client.holds.remove(this)) return;
         watch.cancel(false);
         timer.cancel(false);
         var words = new ArrayList<Object>(List.of("REQ", request));
@@ -321,12 +348,12 @@ public final class Hold implements AutoCloseable {
         long doubts = client.wire.doubts;
         var answered = new CompletableFuture<Void>();
         client.then(answered, (released, error) -> {
-            boolean lost = error instanceof LockLostException;
+            String code = error instanceof RLockException refused ? refused.code() : "";
+            boolean lost = LOST.contains(code);
             // Some keys may still be held: RELEASE of several frees none if one of them is lost or was acquired again.
             if (error != null && tokens.size() > 1) client.settle(resource, owner, 0, request, tokens, lease);
             if (!lost) {
-                boolean shared = error instanceof RLockException refused
-                        && refused.code().equals("STALE");
+                boolean shared = code.equals("STALE");
                 if (error != null && !shared) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
                 done.complete(null);
             } else if (doubts != client.wire.doubts) {

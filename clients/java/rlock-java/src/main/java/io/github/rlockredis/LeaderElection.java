@@ -52,18 +52,28 @@ public final class LeaderElection implements AutoCloseable {
     }
 
     private void run() {
-        while (!closed) {
-            try (Hold hold = lock.acquire()) {
-                hold.onLost(lost -> thread.interrupt());
-                work.lead(hold);
-            } catch (RLockException.ClosedException ended) {
-                return;
-            } catch (InterruptedException | RLockException.LockLostException ended) {
-                log.debug("no longer the leader of {}", lock.resource);
-            } catch (Throwable failed) {
-                log.warn("leading {} failed", lock.resource, failed);
-                LockSupport.parkNanos(PAUSE_AFTER_ERROR_NANOS); // An interrupt ends it.
+        while (!closed && !lock.client.isClosed()) {
+            Hold hold = null;
+            try {
+                hold = lock.acquire();
+                lead(hold);
+            } catch (Throwable ended) {
+                // The work may throw the exceptions of other locks too.
+                boolean lost = hold == null ? ended instanceof InterruptedException : hold.isLost();
+                if (closed || lost || lock.client.isClosed()) {
+                    log.debug("no longer the leader of {}", lock.resource, ended);
+                } else {
+                    log.warn("leading {} failed", lock.resource, ended);
+                    LockSupport.parkNanos(PAUSE_AFTER_ERROR_NANOS); // An interrupt ends it.
+                }
             }
+        }
+    }
+
+    private void lead(Hold hold) throws Exception {
+        try (hold) {
+            hold.onLost(lost -> thread.interrupt());
+            work.lead(hold);
         }
     }
 

@@ -3,10 +3,12 @@ package io.github.rlockredis;
 import java.time.Duration;
 
 /**
- * How a lock is acquired and held. Immutable; start from {@link #DEFAULT}.
+ * How a lock is acquired and held. Immutable; start from {@link #DEFAULT}. A time of more than 365
+ * days counts as 365 days.
  *
- * @param lease how long a hold lives without renewal
- * @param renewed whether the client renews the hold at a third of its lease
+ * @param lease how long a hold lives without renewal, 1 ms or more
+ * @param renewed whether the client renews the hold until its release, at a third of its lease; else the
+ *     hold is lost when the lease has passed
  * @param session binds the hold to the connection: once it has closed, the hold expires after this
  *     time, 10 ms or more; the client renews the hold at a third of it; null for none
  * @param grace how long a fair lock keeps the place of a waiter whose connection closed; null for
@@ -16,9 +18,37 @@ import java.time.Duration;
  */
 public record LockOptions(
         Duration lease, boolean renewed, Duration session, Duration grace, String owner, String note) {
+    private static final long SHORTEST_SESSION_MS = 10;
+
+    /**
+     * Checks the times.
+     *
+     * @throws IllegalArgumentException if the lease is shorter than 1 ms, the session shorter than
+     *     10 ms, or the grace negative
+     */
+    public LockOptions {
+        leaseMillis(lease);
+        if (session != null) check("session", session, SHORTEST_SESSION_MS);
+        if (grace != null) check("grace", grace, 0);
+    }
+
+    long leaseMillis() {
+        return leaseMillis(lease);
+    }
+
+    static long leaseMillis(Duration lease) {
+        return check("lease", lease, 1);
+    }
+
+    private static long check(String name, Duration time, long least) {
+        long milliseconds = Deadline.millis(time);
+        if (milliseconds >= least) return milliseconds;
+        throw new IllegalArgumentException(name + " is " + time + "; expected " + least + " ms or more");
+    }
+
     /** How many milliseconds a hold is sure to last after an answer: its connection may close right after it. */
     long sessionLease(long lease) {
-        return session == null ? lease : Math.min(lease, session.toMillis());
+        return session == null ? lease : Math.min(lease, Deadline.millis(session));
     }
 
     /** A lease of 30 s that is renewed, and nothing else. */
@@ -27,19 +57,23 @@ public record LockOptions(
     /**
      * A renewed lease.
      *
-     * @param lease how long a hold lives after its last renewal; the holder's crash blocks others for
-     *     that long
+     * @param lease how long a hold lives after its last renewal, 1 ms or more; the holder's crash blocks
+     *     others for that long
      * @return changed options
+     * @throws IllegalArgumentException if the lease is shorter than 1 ms
      */
     public LockOptions withLease(Duration lease) {
         return new LockOptions(lease, true, session, grace, owner, note);
     }
 
     /**
-     * A lease that is not renewed: the hold is lost when it has passed.
+     * A limit: the hold is lost when this time has passed. If the server allows only shorter leases
+     * ({@code rlock.max-lease-ms}), the client renews the hold until then, and a crash of its holder
+     * frees it earlier.
      *
-     * @param lease how long a hold lives
+     * @param lease how long a hold lives, 1 ms or more
      * @return changed options
+     * @throws IllegalArgumentException if the lease is shorter than 1 ms
      */
     public LockOptions withFixedLease(Duration lease) {
         return new LockOptions(lease, false, session, grace, owner, note);
@@ -53,16 +87,15 @@ public record LockOptions(
      * @throws IllegalArgumentException if the session is shorter than 10 ms
      */
     public LockOptions withSession(Duration session) {
-        if (session != null && session.toMillis() < 10)
-            throw new IllegalArgumentException("session is " + session + "; expected 10 ms or more, or null");
         return new LockOptions(lease, renewed, session, grace, owner, note);
     }
 
     /**
      * The grace of a place in the queue of a fair lock.
      *
-     * @param grace how long the place outlives its connection; null for the server's default
+     * @param grace how long the place outlives its connection, 0 or more; null for the server's default
      * @return changed options
+     * @throws IllegalArgumentException if the grace is negative
      */
     public LockOptions withGrace(Duration grace) {
         return new LockOptions(lease, renewed, session, grace, owner, note);

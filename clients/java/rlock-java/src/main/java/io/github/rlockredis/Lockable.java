@@ -2,13 +2,13 @@ package io.github.rlockredis;
 
 import io.github.rlockredis.RLockException.ClosedException;
 import io.github.rlockredis.RLockException.LockTimeoutException;
+import io.github.rlockredis.RLockException.UnavailableException;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.function.Function;
-import org.slf4j.LoggerFactory;
 
 /**
  * A lock or semaphore that is acquired as a {@link Hold}. One object serves all threads.
@@ -43,17 +43,22 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     /**
      * Waits for some time.
      *
-     * @param timeout zero or less tries once
+     * @param timeout less than 1 ms tries once, 365 days or more is without a limit
      * @return the hold
-     * @throws LockTimeoutException if it was not acquired in time
+     * @throws LockTimeoutException if it was not acquired in time; it has a cause if the server was silent or
+     *     refused at the end
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public Hold acquire(Duration timeout) throws InterruptedException {
-        Acquisition request = begin(options, currentOwner(), Math.max(0, timeout.toMillis()));
-        Hold hold = await(request);
-        if (hold != null) return hold;
+        Acquisition request = begin(options, currentOwner(), Deadline.millis(timeout));
+        try {
+            Hold hold = await(request);
+            if (hold != null) return hold;
+        } catch (UnavailableException outage) {
+            if (Deadline.millis(timeout) < 1) throw outage;
+        }
         throw new LockTimeoutException(
-                "did not acquire " + resource + " in " + timeout.toMillis() + " ms", request.lastError);
+                "did not acquire " + resource + " in " + Deadline.millis(timeout) + " ms", request.lastError);
     }
 
     /**
@@ -69,12 +74,13 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     /**
      * Waits for some time.
      *
-     * @param timeout zero or less tries once
+     * @param timeout less than 1 ms tries once, 365 days or more is without a limit
      * @return the hold, or nothing if it was not acquired in time
+     * @throws UnavailableException if the server was silent or refused at the end
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public Optional<Hold> tryAcquire(Duration timeout) throws InterruptedException {
-        return Optional.ofNullable(await(begin(options, currentOwner(), Math.max(0, timeout.toMillis()))));
+        return Optional.ofNullable(await(begin(options, currentOwner(), Deadline.millis(timeout))));
     }
 
     /**
@@ -90,32 +96,28 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
     /**
      * Waits for some time, without a thread; as {@link #acquireAsync()}.
      *
-     * @param timeout zero or less tries once
-     * @return completes with the hold, or with nothing if it was not acquired in time
+     * @param timeout less than 1 ms tries once, 365 days or more is without a limit
+     * @return completes with the hold, or with nothing if it was not acquired in time; with an
+     *     UnavailableException if the server was silent or refused at the end
      */
     public CompletableFuture<Optional<Hold>> tryAcquireAsync(Duration timeout) {
-        return async(options, Math.max(0, timeout.toMillis()), Optional::ofNullable);
+        return async(options, Deadline.millis(timeout), Optional::ofNullable);
     }
 
     /**
-     * Calls a function while it holds, and returns what that returns or throws. A loss does not hide
-     * the result; {@link RLockClient.Builder#onLost} tells of it.
+     * Calls a function while it holds, and returns what that returns.
      *
      * @param work the function
      * @param <T> the type of its result
      * @return its result
-     * @throws Exception what the function throws, or InterruptedException
+     * @throws RLockException.LockLostException if the function has returned, but the hold was lost before
+     * @throws Exception what the function throws, with a loss as a suppressed exception; or
+     *     InterruptedException
      */
     public <T> T callLocked(Callable<T> work) throws Exception {
         Hold hold = acquire();
-        try {
+        try (hold) {
             return work.call();
-        } finally {
-            try {
-                hold.close();
-            } catch (RLockException lost) {
-                LoggerFactory.getLogger(getClass()).warn("released too late: {}", lost.getMessage());
-            }
         }
     }
 
@@ -134,7 +136,7 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
 
     static Hold await(Acquisition request) throws InterruptedException {
         try {
-            return request.result.get();
+            return notLost(request.result.get());
         } catch (InterruptedException interrupted) {
             request.abandon();
             // Until this is done, the thread may seem to hold it.
@@ -143,6 +145,12 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
         } catch (ExecutionException failed) {
             throw RLockClient.here(failed);
         }
+    }
+
+    /** Throws, before the work begins, if the thread has slept and the hold was lost meanwhile. */
+    static Hold notLost(Hold hold) {
+        if (hold != null && !hold.isHeld()) hold.close();
+        return hold;
     }
 
     private static void giveBack(Hold hold) {

@@ -10,6 +10,9 @@ import java.util.concurrent.locks.Lock;
  * A lock that many processes share. As a {@link Lock} it is reentrant and held by the thread that
  * has acquired it, platform or virtual. One object serves all threads.
  *
+ * <p>A thread that serves several requests in turns, such as an event loop, is one owner, and its
+ * requests enter each other's locks. Use {@link #acquireAsync()} there.
+ *
  * <p>{@code unlock()} in a {@code finally} block throws if the hold was lost, and then hides what
  * the block has thrown. {@link #acquire()} in a try-with-resources statement and {@link
  * #callLocked} do not.
@@ -60,7 +63,7 @@ public final class RLock extends Lockable implements Lock {
         try {
             while (true) {
                 try {
-                    return request.get();
+                    return notLost(request.get());
                 } catch (InterruptedException later) {
                     interrupted = true;
                 } catch (ExecutionException failed) {
@@ -100,20 +103,21 @@ public final class RLock extends Lockable implements Lock {
     /**
      * Waits for some time.
      *
-     * @param wait zero or less tries once
+     * @param wait less than 1 ms tries once, 365 days or more is without a limit
      * @param lease the lease, which is not renewed; -1 for the renewed one of the options
      * @param unit of both
      * @return whether it was acquired in time
+     * @throws RLockException.UnavailableException if the server was silent or refused at the end
      * @throws InterruptedException if the thread is interrupted; the request is withdrawn
      */
     public boolean tryLock(long wait, long lease, TimeUnit unit) throws InterruptedException {
         var leased = leased(lease, unit);
-        return await(begin(leased, currentOwner(), Math.max(0, unit.toMillis(wait)))) != null;
+        return await(begin(leased, currentOwner(), unit.toMillis(wait))) != null;
     }
 
     private LockOptions leased(long lease, TimeUnit unit) {
         if (lease == -1) return options;
-        return options.withFixedLease(Duration.of(lease, unit.toChronoUnit()));
+        return options.withFixedLease(Duration.ofMillis(unit.toMillis(lease)));
     }
 
     /**

@@ -74,15 +74,11 @@ public final class RLockClient implements AutoCloseable {
     final Wire wire;
     final LockClock clock;
 
-    /** Runs callbacks of the application and blocking connects. Threads end when they idle, and with the client. */
-    final ThreadPoolExecutor executor = new ThreadPoolExecutor(
-            MAX_CALLBACKS,
-            MAX_CALLBACKS,
-            10,
-            TimeUnit.SECONDS,
-            new LinkedBlockingQueue<>(),
-            daemons("rlock-callback"),
-            (late, closed) -> late.run());
+    /** Runs what the application attaches to futures, which may block. */
+    final ThreadPoolExecutor executor = callbacks("rlock-callback");
+
+    /** Tells of losses, which nothing else that blocks may hold up. */
+    final ThreadPoolExecutor losses = callbacks("rlock-loss");
 
     final LockOptions defaults;
 
@@ -107,12 +103,30 @@ public final class RLockClient implements AutoCloseable {
     private final ScheduledThreadPoolExecutor deadlines = thread("rlock-deadlines");
 
     private RLockClient(Builder builder) {
-        executor.allowCoreThreadTimeOut(true);
         clock = builder.clock;
         defaults = builder.defaults;
         keyPrefix = builder.keyPrefix;
         lossListener = builder.lossListener;
         wire = new Wire(builder.source, this, "rlock:" + id);
+    }
+
+    /** Threads that end when they idle, and with the client. */
+    private static ThreadPoolExecutor callbacks(String name) {
+        var executor = new ThreadPoolExecutor(
+                MAX_CALLBACKS,
+                MAX_CALLBACKS,
+                10,
+                TimeUnit.SECONDS,
+                new LinkedBlockingQueue<>(),
+                daemons(name),
+                (late, closed) -> late.run());
+        executor.allowCoreThreadTimeOut(true);
+        return executor;
+    }
+
+    /** Runs a blocking connect in a thread of its own. */
+    static void connect(Runnable connect) {
+        daemons("rlock-connect").newThread(connect).start();
     }
 
     private static ThreadFactory daemons(String name) {
@@ -341,6 +355,7 @@ public final class RLockClient implements AutoCloseable {
         });
         deadlines.shutdownNow();
         executor.shutdown();
+        losses.shutdown();
     }
 
     /** An id. The next one belongs to the same request, for the RELEASE that settles it. */
@@ -351,6 +366,12 @@ public final class RLockClient implements AutoCloseable {
     /** How long a lease is relied on: less what two clocks may drift apart. */
     static long believed(long lease) {
         return Math.max(1, lease - lease / 100 - 2);
+    }
+
+    /** Logs a failure that is followed by another attempt after a pause. Only the first of a series is a warning. */
+    static void failed(String what, long pause, Throwable error) {
+        if (pause == SHORTEST_PAUSE_MS) log.warn("{} failed, trying again: {}", what, error.getMessage());
+        else log.debug("{} failed, trying again", what, error);
     }
 
     static long longer(long pause) {
@@ -428,11 +449,11 @@ public final class RLockClient implements AutoCloseable {
         };
     }
 
-    /** Sends a command and waits for its answer, also if the thread is interrupted. */
-    Object ask(Resource.Call call) {
+    /** Takes a step and waits for its answer, also if the thread is interrupted. */
+    Object ask(Supplier<CompletableFuture<Object>> step) {
         var answer = new CompletableFuture<Object>();
         if (isEnded()) throw new RLockException.ClosedException();
-        execute(() -> then(wire.send(call, Long.MAX_VALUE), (reply, error) -> {
+        execute(() -> then(step.get(), (reply, error) -> {
             if (error == null) answer.complete(reply);
             else answer.completeExceptionally(RLockException.of(error));
         }));
@@ -452,11 +473,11 @@ public final class RLockClient implements AutoCloseable {
     }
 
     /** The hold that a granted request has led to. */
-    Hold hold(Acquisition granted, List<Long> tokens, long lease, Deadline sent) {
+    Hold hold(Acquisition granted, List<Long> tokens, Deadline lease) {
         var places = granted.resource.places(granted.owner);
         Hold known = held.get(places.get(0));
         if (known != null && known.has(tokens) && known.enter()) return known;
-        var hold = new Hold(this, granted, tokens, lease, sent);
+        var hold = new Hold(this, granted, tokens, lease);
         if (granted.reentrant) places.forEach(place -> held.put(place, hold));
         holds.add(hold);
         hold.begin();
@@ -464,7 +485,7 @@ public final class RLockClient implements AutoCloseable {
     }
 
     void lost(Hold hold, CompletableFuture<Hold> told) {
-        executor.execute(() -> {
+        losses.execute(() -> {
             told.complete(hold);
             lossListener.accept(hold);
         });
@@ -564,6 +585,9 @@ public final class RLockClient implements AutoCloseable {
     }
 
     void disconnected() {
+        if (!waits.isEmpty() || !holds.isEmpty()) {
+            log.warn("lost a connection to the server, with {} waits and {} holds", waits.size(), holds.size());
+        }
         interrupted(null);
     }
 }

@@ -26,9 +26,15 @@ public final class RSemaphore extends Lockable {
      *
      * @param permits 1 or more
      * @return a semaphore whose holds have that number of permits
+     * @throws IllegalArgumentException if it is less than 1
      */
     public RSemaphore withPermits(int permits) {
+        atLeastOne(permits);
         return new RSemaphore(client, new Resource(resource.kind(), resource.keys(), permits), options);
+    }
+
+    private static void atLeastOne(int permits) {
+        if (permits < 1) throw new IllegalArgumentException("permits is " + permits + "; expected 1 or more");
     }
 
     @Override
@@ -39,8 +45,9 @@ public final class RSemaphore extends Lockable {
     /**
      * Makes the semaphore, unless it is there.
      *
-     * @param permits how many there are
+     * @param permits how many there are, 1 or more
      * @return false if it was there; then it is left as it is
+     * @throws IllegalArgumentException if it is less than 1
      */
     public boolean init(int permits) {
         return init(permits, Duration.ZERO);
@@ -49,11 +56,16 @@ public final class RSemaphore extends Lockable {
     /**
      * Makes the semaphore, unless it is there, and sets when it is deleted.
      *
-     * @param permits how many there are
-     * @param idle the server deletes it after so long without holders and waiters; zero for never
+     * @param permits how many there are, 1 or more
+     * @param idle the server deletes it after so long without holders and waiters; less than 1 ms for never
      * @return false if it was there; then only its idle time changes
+     * @throws IllegalArgumentException if there is less than 1
      */
     public boolean init(int permits, Duration idle) {
-        return client.ask(resource.init(permits, idle.toMillis())).toString().equals("1");
+        atLeastOne(permits);
+        var init = resource.init(permits, Deadline.millis(idle));
+        return client.ask(() -> client.wire.send(init, Long.MAX_VALUE))
+                .toString()
+                .equals("1");
     }
 }

@@ -23,8 +23,8 @@ record Resource(Kind kind, List<String> keys, int permits) {
         }
     }
 
-    /** A command, a key of its slot, and its arguments. */
-    record Call(String command, String slotKey, CommandArgs<String, String> arguments) {}
+    /** A command, a key of its slot, its lease in milliseconds or 0, and its arguments. */
+    record Call(String command, String slotKey, long lease, CommandArgs<String, String> arguments) {}
 
     /** A key in the server's view: a mutex, and one of many keys, are the same lock. */
     record Place(String family, String mode, String key, String owner) {}
@@ -59,7 +59,9 @@ record Resource(Kind kind, List<String> keys, int permits) {
             arguments.addValue("PERMITS").add(permits);
         }
         for (Object word : words) arguments.addValue(word.toString());
-        return new Call(kind.family + "." + (many ? "M" : "") + verb, keys.get(0), arguments);
+        int lease = List.of(words).indexOf("PX") + 1;
+        String command = kind.family + "." + (many ? "M" : "") + verb;
+        return new Call(command, keys.get(0), lease == 0 ? 0 : (long) words[lease], arguments);
     }
 
     /** With the tokens of a hold, if there are any, so that a late command cannot hit a newer one. */
@@ -74,7 +76,7 @@ record Resource(Kind kind, List<String> keys, int permits) {
     Call init(int count, long idle) {
         var arguments = new CommandArgs<>(StringCodec.UTF8).addKey(keys.get(0)).add(count);
         if (idle > 0) arguments.addValue("IDLE").add(idle);
-        return new Call(kind.family + ".INIT", keys.get(0), arguments);
+        return new Call(kind.family + ".INIT", keys.get(0), 0, arguments);
     }
 
     @Override

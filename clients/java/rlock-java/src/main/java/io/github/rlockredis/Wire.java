@@ -1,5 +1,6 @@
 package io.github.rlockredis;
 
+import io.github.rlockredis.RLockException.UnavailableException;
 import io.lettuce.core.RedisChannelHandler;
 import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisException;
@@ -71,7 +72,7 @@ final class Wire {
     volatile long timeout = RedisURI.DEFAULT_TIMEOUT_DURATION.toMillis();
 
     /** The longest lease that the server grants; known once {@link #ready()} has completed. */
-    long maxLease = Long.MAX_VALUE;
+    long maxLease = Deadline.YEAR_MS;
 
     /** A command may have been carried out twice if this has changed since. */
     long doubts;
@@ -86,15 +87,25 @@ final class Wire {
     CompletableFuture<?> ready() {
         if (commands == null || commands.isCompletedExceptionally()) {
             commands = CompletableFuture.<StatefulConnection<String, String>>supplyAsync(
-                            source.commands::get, client.executor)
+                            source.commands::get, RLockClient::connect)
                     .thenComposeAsync(this::prepare, client::execute);
         }
         return commands.copy().orTimeout(timeout, TimeUnit.MILLISECONDS);
     }
 
+    /** Whether a connection that a wait needs is being made, without a failure so far. */
+    boolean connects() {
+        return !commands.isDone() || messages == null || !messages.isDone();
+    }
+
     private CompletionStage<StatefulConnection<String, String>> prepare(StatefulConnection<String, String> connection) {
         if (source.cluster == null) connection.addListener(listener);
-        timeout = connection.getTimeout().toMillis();
+        timeout = Deadline.millis(connection.getTimeout());
+        if (timeout == 0) timeout = Deadline.YEAR_MS; // To Lettuce 0 is no limit.
+        return learn(connection);
+    }
+
+    private CompletableFuture<StatefulConnection<String, String>> learn(StatefulConnection<String, String> connection) {
         var section = new CommandArgs<>(StringCodec.UTF8).addValue("rlock");
         return dispatch(connection, "INFO", section)
                 .orTimeout(timeout, TimeUnit.MILLISECONDS)
@@ -107,7 +118,11 @@ final class Wire {
                         client::execute);
     }
 
-    /** Sends a command, and fails if no answer has come in time. Cancel it to give it up. */
+    /**
+     * Sends a command, and fails if no answer has come in time. Cancel it to give it up.
+     *
+     * <p>If the server allows only shorter leases by now, it fails as unavailable, and the caller tries it again.
+     */
     CompletableFuture<Object> send(Resource.Call call, long milliseconds) {
         var result = new CompletableFuture<Object>();
         long limit = Math.max(1, Math.min(milliseconds, timeout));
@@ -119,6 +134,18 @@ final class Wire {
                     // Lettuce must not send later what its caller has given up.
                     result.whenComplete((reply, error) -> command.cancel(true));
                     return command;
+                })
+                .exceptionallyCompose(error -> {
+                    boolean refused = RLockException.of(error).code().equals("ERR");
+                    if (!refused || call.lease() == 0) return CompletableFuture.failedFuture(error);
+                    return learn(commands.join())
+                            .thenCompose(learned -> CompletableFuture.failedFuture(
+                                    call.lease() <= maxLease
+                                            ? error
+                                            : new UnavailableException(
+                                                    "",
+                                                    "the longest lease was lowered to " + maxLease + " ms",
+                                                    error)));
                 })
                 .whenComplete((reply, error) -> {
                     timer.cancel(false);
@@ -211,7 +238,7 @@ final class Wire {
     private CompletableFuture<StatefulRedisPubSubConnection<String, String>> messages() {
         if (messages == null || messages.isCompletedExceptionally()) {
             messages = CompletableFuture.<StatefulRedisPubSubConnection<String, String>>supplyAsync(
-                            source.messages::get, client.executor)
+                            source.messages::get, RLockClient::connect)
                     .thenApplyAsync(
                             connection -> {
                                 connection.addListener((RedisPubSubListener<String, String>) listener);

@@ -3,6 +3,7 @@ package io.github.rlockredis;
 import static io.github.rlockredis.TestServer.await;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -19,6 +20,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -152,6 +154,120 @@ class FaultTest {
     }
 
     @Test
+    void an_outage_is_not_taken_for_contention() throws Exception {
+        var lock = client.lock("k");
+        Hold hold = other.lock("k").acquire();
+        assertFalse(lock.tryLock(300, TimeUnit.MILLISECONDS));
+        assertNull(timedOut(lock).getCause());
+
+        proxy.stall(true); // The server is silent.
+        assertUnavailable(lock, "");
+        proxy.stall(false);
+        assertFalse(lock.tryLock(2, TimeUnit.SECONDS));
+
+        // The outage is over before the wait ends.
+        proxy.refuse(true);
+        proxy.cut();
+        var outlasting = lock.tryAcquireAsync(Duration.ofSeconds(5));
+        proxy.refuse(false);
+        assertEquals(Optional.empty(), outlasting.get(10, TimeUnit.SECONDS));
+
+        redis.replicaof("127.0.0.1", 1); // The server refuses.
+        try {
+            assertUnavailable(lock, "READONLY");
+        } finally {
+            redis.replicaofNoOne();
+        }
+
+        proxy.refuse(true); // There is no server.
+        proxy.cut();
+        assertUnavailable(lock, "");
+        var strange = RedisClient.create("redis://127.0.0.1:" + TestServer.freePort());
+        try (var locks = RLockClient.create(strange)) {
+            assertUnavailable(locks.lock("k"), "");
+        }
+        strange.shutdown(0, 0, TimeUnit.SECONDS);
+        proxy.refuse(false);
+        hold.close();
+        lock.acquire().close();
+        assertNothingLeft("k");
+    }
+
+    private static void assertUnavailable(RLock lock, String code) {
+        assertEquals(
+                code,
+                assertThrows(UnavailableException.class, () -> lock.tryLock(300, TimeUnit.MILLISECONDS))
+                        .code());
+        assertThrows(UnavailableException.class, () -> lock.tryAcquire(Duration.ofMillis(300)));
+        var future = lock.tryAcquireAsync(Duration.ofMillis(300));
+        var failed = assertThrows(ExecutionException.class, () -> future.get(10, TimeUnit.SECONDS));
+        assertEquals(UnavailableException.class, failed.getCause().getClass());
+        assertEquals(UnavailableException.class, timedOut(lock).getCause().getClass());
+    }
+
+    private static LockTimeoutException timedOut(RLock lock) {
+        return assertThrows(LockTimeoutException.class, () -> lock.acquire(Duration.ofMillis(300)));
+    }
+
+    @Test
+    void a_first_connection_that_takes_longer_than_a_short_wait_is_no_outage() throws Exception {
+        proxy.delay(700); // HELLO, INFO and SUBSCRIBE
+        assertFalse(client.lock("k").tryLock(100, TimeUnit.MILLISECONDS));
+        try (var fresh = RLockClient.create(proxied)) {
+            var timeout = assertThrows(
+                    LockTimeoutException.class, () -> fresh.lock("k").acquire(Duration.ofMillis(100)));
+            assertNull(timeout.getCause());
+        }
+    }
+
+    @Test
+    void a_wait_that_was_queued_before_an_outage_carries_the_cause() throws Exception {
+        Hold hold = other.lock("k").acquire();
+        var waiting = CompletableFuture.supplyAsync(() ->
+                assertThrows(LockTimeoutException.class, () -> client.lock("k").acquire(Duration.ofMillis(1_500))));
+        awaitWaiters("k", 1);
+        proxy.stall(true);
+        var cause = waiting.get(10, TimeUnit.SECONDS).getCause();
+        assertEquals(UnavailableException.class, cause.getClass());
+        proxy.stall(false);
+        hold.close();
+        assertNothingLeft("k");
+    }
+
+    @Test
+    void a_request_behind_another_of_its_owner_is_contended() throws Exception {
+        Hold hold = other.lock("k").acquire();
+        var lock = client.lock("k").with(LockOptions.DEFAULT.withOwner("alice"));
+        var first = lock.acquireAsync();
+        awaitWaiters("k", 1);
+        assertFalse(lock.tryLock(100, TimeUnit.MILLISECONDS));
+        first.cancel(true);
+        hold.close();
+    }
+
+    @Test
+    void the_first_failure_of_an_outage_is_a_warning() throws Exception {
+        var out = System.err;
+        var lines = new ConcurrentLinkedQueue<String>();
+        System.setErr(new PrintStream(out, true) {
+            @Override
+            public void println(String line) {
+                super.println(line);
+                lines.add(line);
+            }
+        });
+        redis.replicaof("127.0.0.1", 1);
+        try {
+            assertThrows(LockTimeoutException.class, () -> client.lock("warned").acquire(Duration.ofMillis(800)));
+        } finally {
+            redis.replicaofNoOne();
+            System.setErr(out);
+        }
+        var warnings = lines.stream().filter(line -> line.contains("WARN") && line.contains("mutex warned"));
+        assertEquals(1, warnings.filter(line -> line.contains("READONLY")).count());
+    }
+
+    @Test
     void a_quarantine_tells_how_long() throws Exception {
         try (var young = new TestServer("--rlock.quarantine-ms", "60000")) {
             var youngClient = RedisClient.create(young.url());
@@ -173,10 +289,11 @@ class FaultTest {
         awaitWaiters("k", 1);
         proxy.stall(true);
         long start = System.nanoTime();
-        assertEquals(Optional.empty(), waiting.get(10, TimeUnit.SECONDS));
-        assertEquals(Optional.empty(), client.lock("k").tryAcquire(Duration.ofMillis(300)));
+        var silence = assertThrows(ExecutionException.class, () -> waiting.get(10, TimeUnit.SECONDS));
+        assertEquals(UnavailableException.class, silence.getCause().getClass());
+        assertThrows(UnavailableException.class, () -> client.lock("k").tryAcquire(Duration.ofMillis(300)));
         assertThrows(UnavailableException.class, () -> client.lock("k").tryAcquire()); // 2 s
-        assertTrue(System.nanoTime() - start < TimeUnit.MILLISECONDS.toNanos(5_500));
+        assertTrue(System.nanoTime() - start < TimeUnit.MILLISECONDS.toNanos(6_500));
         proxy.stall(false);
         hold.close();
         assertNothingLeft("k");

@@ -17,14 +17,17 @@ import io.github.rlockredis.RLockException.RefusedException;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.api.sync.RedisCommands;
 import java.time.Duration;
+import java.time.temporal.ChronoUnit;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
@@ -33,12 +36,14 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.Consumer;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 
 @Timeout(60)
 class LockTest {
@@ -170,6 +175,104 @@ class LockTest {
         assertTrue(waiter.get(10, TimeUnit.SECONDS));
     }
 
+    /** More than 365 days, such as {@code ChronoUnit.FOREVER}, count as 365 days; as a wait they have no limit. */
+    @Test
+    void the_longest_times_are_accepted_everywhere() throws Exception {
+        Duration forever = ChronoUnit.FOREVER.getDuration();
+        Hold other = client.fairLock("k").acquire();
+        var options = LockOptions.DEFAULT.withSession(forever).withGrace(forever);
+        var waiter = client.fairLock("k").with(options.withFixedLease(forever)).tryAcquireAsync(forever);
+        awaitWaiters("k", 1);
+        other.close();
+        try (Hold hold = waiter.get(10, TimeUnit.SECONDS).orElseThrow()) {
+            assertYear(hold.remaining().toMillis());
+            hold.extend(forever);
+            assertYear(hold.remaining().toMillis());
+        }
+        try (Hold hold = client.fairLock("k").with(options.withLease(forever)).acquire(forever)) {
+            assertYear(hold.remaining().toMillis());
+        }
+        Hold hold = client.lock("k").tryAcquire(forever).orElseThrow();
+        hold.releaseAndKeep(forever);
+        assertYear((Long) Probe.one(redis, "RLOCK.PTTL", "k"));
+        RLock lock = client.lock("l");
+        assertTrue(lock.tryLock(Long.MAX_VALUE, Long.MAX_VALUE, TimeUnit.DAYS));
+        assertYear((Long) Probe.one(redis, "RLOCK.PTTL", "l"));
+        lock.unlock();
+        lock.lock(Long.MAX_VALUE, TimeUnit.DAYS);
+        lock.unlock();
+        client.semaphore("s").init(1, forever);
+        assertTrue(Probe.ask(redis, "RSEMAPHORE.INFO", "s").contains(Deadline.YEAR_MS));
+    }
+
+    private static void assertYear(long milliseconds) {
+        long year = TimeUnit.DAYS.toMillis(365);
+        assertTrue(milliseconds <= year && milliseconds > year * 9 / 10, milliseconds + " ms");
+    }
+
+    @Test
+    void zero_and_negative_times_have_one_meaning() throws Exception {
+        Duration past = ChronoUnit.FOREVER.getDuration().negated();
+        for (Duration time : List.of(Duration.ZERO, Duration.ofNanos(-1), Duration.ofMillis(-1), past)) {
+            // They try once.
+            try (Hold hold = other.lock("k").acquire(time)) {
+                assertEquals(Optional.empty(), client.lock("k").tryAcquire(time));
+                assertEquals(
+                        Optional.empty(), client.lock("k").tryAcquireAsync(time).get(10, TimeUnit.SECONDS));
+                assertThrows(LockTimeoutException.class, () -> client.lock("k").acquire(time));
+            }
+            // They keep nothing closed, and do not end a semaphore.
+            other.lock("k").acquire().releaseAndKeep(time);
+            assertNothingLeft("k");
+            client.semaphore("s").init(1, time);
+        }
+        assertFalse(Probe.ask(redis, "RSEMAPHORE.INFO", "s").contains("idle-ms"));
+        try (Hold hold = other.lock("k").acquire()) {
+            assertFalse(client.lock("k").tryLock(Long.MIN_VALUE, TimeUnit.DAYS));
+            for (Duration time : List.of(Duration.ofNanos(999_999), Duration.ZERO, Duration.ofNanos(-1), past)) {
+                refused("lease", () -> LockOptions.DEFAULT.withLease(time));
+                refused("lease", () -> LockOptions.DEFAULT.withFixedLease(time));
+                refused("session", () -> LockOptions.DEFAULT.withSession(time));
+                refused("lease", () -> hold.extend(time));
+            }
+            refused("session", () -> LockOptions.DEFAULT.withSession(Duration.ofMillis(9)));
+            refused("grace", () -> LockOptions.DEFAULT.withGrace(Duration.ofNanos(-1)));
+            refused("grace", () -> LockOptions.DEFAULT.withGrace(past));
+            for (long lease : new long[] {0, -2, Long.MIN_VALUE}) {
+                refused("lease", () -> client.lock("l").tryLock(1, lease, TimeUnit.MILLISECONDS));
+                refused("lease", () -> client.lock("l").lock(lease, TimeUnit.MILLISECONDS));
+            }
+            assertTrue(hold.isHeld());
+        }
+        assertNothingLeft("l");
+    }
+
+    private static void refused(String what, Executable call) {
+        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
+        assertTrue(message.startsWith(what + " is PT") && message.contains("; expected "), message);
+    }
+
+    @Test
+    void a_command_timeout_of_zero_is_no_limit() throws Exception {
+        try (var proxy = new TestServer.Proxy(server)) {
+            proxy.delay(50);
+            var far = RedisClient.create(proxy.url());
+            for (Duration timeout : List.of(Duration.ZERO, Duration.ofDays(1_000))) {
+                var builder = RLockClient.builder(
+                        () -> {
+                            var connection = far.connect();
+                            connection.setTimeout(timeout);
+                            return connection;
+                        },
+                        far::connectPubSub);
+                try (var locks = builder.build()) {
+                    locks.lock("k").tryAcquire().orElseThrow().close();
+                }
+            }
+            far.shutdown(0, 1, TimeUnit.SECONDS);
+        }
+    }
+
     @Test
     void reentry_is_counted_in_the_client() throws Exception {
         RLock lock = client.lock("k");
@@ -201,6 +304,16 @@ class LockTest {
         assertEquals(IllegalMonitorStateException.class, failure.getCause().getClass());
         assertTrue(lock.isHeldByCurrentThread());
         lock.unlock();
+    }
+
+    @Test
+    void a_hold_outlives_its_thread_and_any_thread_releases_it() throws Exception {
+        Hold hold = inThread(() -> client.lock("k").acquire()).get(10, TimeUnit.SECONDS);
+        assertTrue(hold.isHeld());
+        assertEquals(Optional.empty(), client.lock("k").tryAcquire());
+        hold.close();
+        assertNothingLeft("k");
+        client.lock("k").tryAcquire().orElseThrow().close();
     }
 
     @Test
@@ -367,6 +480,37 @@ class LockTest {
     }
 
     @Test
+    void continuations_that_block_delay_neither_losses_nor_connections() throws Exception {
+        var told = new CompletableFuture<Hold>();
+        var go = new CountDownLatch(1);
+        try (var listening =
+                RLockClient.builder(redisClient).onLost(told::complete).build()) {
+            Hold hold = listening.lock("k").with(lease(900)).tryAcquire().orElseThrow();
+            var heard = new CompletableFuture<Hold>();
+            hold.onLost(heard::complete);
+            var blocked = new AtomicInteger();
+            for (int i = 0; i < 100; i++) {
+                listening.lock("k" + i).tryAcquireAsync(Duration.ZERO).thenAccept(acquired -> {
+                    blocked.incrementAndGet();
+                    try {
+                        go.await();
+                    } catch (InterruptedException interrupted) {
+                        Thread.currentThread().interrupt();
+                    }
+                });
+            }
+            await("all threads for continuations are blocked", () -> blocked.get() == 64);
+            redis.del("k");
+            assertSame(hold, told.get(10, TimeUnit.SECONDS));
+            assertSame(hold, heard.get(10, TimeUnit.SECONDS));
+            // The first wait connects to receive messages.
+            listening.lock("m").acquire(Duration.ofSeconds(10)).close();
+        } finally {
+            go.countDown();
+        }
+    }
+
+    @Test
     void a_hold_is_lost_if_the_server_does_not_extend_it() throws Exception {
         Hold hold = client.lock("k")
                 .with(LockOptions.DEFAULT.withFixedLease(Duration.ofSeconds(60)))
@@ -409,6 +553,56 @@ class LockTest {
     }
 
     @Test
+    void every_release_tells_that_its_key_is_gone_or_of_another_type() throws Exception {
+        List<Runnable> changes = List.of(() -> redis.del("k"), () -> redis.set("k", "text"), () -> {
+            redis.del("k");
+            Probe.ask(redis, "RFAIRLOCK.ACQUIRE", "k", "another");
+        });
+        List<Consumer<Hold>> releases = List.of(Hold::close, hold -> hold.releaseAndKeep(Duration.ZERO), hold -> {
+            try {
+                hold.releaseAsync().join();
+            } catch (CompletionException failed) {
+                throw (RuntimeException) failed.getCause();
+            }
+        });
+        for (Runnable change : changes) {
+            for (var release : releases) {
+                for (Lockable lock : List.of(
+                        client.lock("k"),
+                        client.fairLock("k"),
+                        client.readWriteLock("k").readLock(),
+                        client.readWriteLock("k").writeLock(),
+                        client.multiLock("k", "l"),
+                        client.semaphore("k"))) {
+                    redis.flushall();
+                    if (lock instanceof RSemaphore semaphore) semaphore.init(2);
+                    Hold hold = lock.acquire();
+                    change.run();
+                    assertThrows(LockLostException.class, () -> release.accept(hold), () -> "of a " + lock.resource);
+                    await("the other key is free", () -> Probe.holders(redis, "l") == 0);
+                }
+            }
+        }
+        RLock lock = client.lock("u");
+        lock.lock();
+        redis.set("u", "text");
+        assertThrows(LockLostException.class, lock::unlock);
+    }
+
+    @Test
+    void permits_below_one_are_refused() {
+        var semaphore = client.semaphore("s");
+        for (int permits : new int[] {0, -1, Integer.MIN_VALUE}) {
+            for (Executable call :
+                    List.<Executable>of(() -> semaphore.init(permits), () -> semaphore.withPermits(permits))) {
+                String message =
+                        assertThrows(IllegalArgumentException.class, call).getMessage();
+                assertEquals("permits is " + permits + "; expected 1 or more", message);
+            }
+        }
+    }
+
+    @Test
     void a_release_of_several_keys_frees_the_rest_if_one_was_taken_away() throws Exception {
         Hold hold = client.multiLock("a", "b").acquire();
         redis.del("a");
@@ -433,15 +627,18 @@ class LockTest {
     }
 
     @Test
-    void the_work_decides_what_scopes_throw() throws Exception {
-        assertEquals("done", client.lock("k").callLocked(() -> {
+    void scopes_throw_the_error_of_the_work_or_else_the_loss() throws Exception {
+        assertEquals("done", client.lock("k").callLocked(() -> "done"));
+        assertThrows(LockLostException.class, () -> client.lock("k").callLocked(() -> {
             redis.del("k");
             return "done";
         }));
-        assertThrows(java.io.IOException.class, () -> client.lock("k").callLocked(() -> {
-            redis.del("k");
-            throw new java.io.IOException("of the work");
-        }));
+        var failed =
+                assertThrows(java.io.IOException.class, () -> client.lock("k").callLocked(() -> {
+                    redis.del("k");
+                    throw new java.io.IOException("of the work");
+                }));
+        assertEquals(LockLostException.class, failed.getSuppressed()[0].getClass());
         var failure = assertThrows(java.io.IOException.class, () -> {
             try (Hold hold = client.lock("k").acquire()) {
                 redis.del("k");
@@ -454,6 +651,38 @@ class LockTest {
                 redis.del("k");
             }
         });
+    }
+
+    @Test
+    void work_does_not_begin_with_a_hold_that_was_lost_meanwhile() throws Exception {
+        var slept = new AtomicReference<Thread>();
+        // To this thread it is a minute later, as if it had slept before it saw the grant.
+        var clock = new LockClock() {
+            @Override
+            public long nanoTime() {
+                long late = Thread.currentThread() == slept.get() ? TimeUnit.MINUTES.toNanos(1) : 0;
+                return System.nanoTime() + late;
+            }
+        };
+        try (var sleeper = RLockClient.builder(redisClient).clock(clock).build()) {
+            RLock lock = sleeper.lock("k");
+            for (Callable<?> locked : List.<Callable<?>>of(
+                    () -> lock.callLocked(() -> "begun"), () -> lock.tryLock(1, TimeUnit.MINUTES), () -> {
+                        lock.lock();
+                        return "begun";
+                    })) {
+                Hold hold = other.lock("k").acquire();
+                var work = new FutureTask<Object>(locked::call);
+                var thread = new Thread(work);
+                thread.start();
+                awaitWaiters("k", 1);
+                slept.set(thread);
+                hold.close();
+                var failed = assertThrows(ExecutionException.class, () -> work.get(10, TimeUnit.SECONDS));
+                assertEquals(LockLostException.class, failed.getCause().getClass());
+                assertNothingLeft("k");
+            }
+        }
     }
 
     @Test
@@ -560,6 +789,24 @@ class LockTest {
         theirs.close();
         await("its threads have ended", () -> Thread.activeCount() < before);
         assertEquals("PONG", redis.ping());
+    }
+
+    @Test
+    void a_release_at_the_moment_of_closing_is_sent() throws Exception {
+        for (int i = 0; i < 300; i++) {
+            var closing = RLockClient.create(redisClient);
+            Hold hold = closing.lock("k").acquire(Duration.ofSeconds(10));
+            var begun = new CountDownLatch(1);
+            var released = CompletableFuture.runAsync(() -> {
+                begun.countDown();
+                hold.releaseAsync();
+            });
+            begun.await();
+            LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(100_000));
+            closing.close();
+            released.handle((done, lost) -> done).get(10, TimeUnit.SECONDS);
+            assertEquals(0, Probe.holders(redis, "k"), "round " + i);
+        }
     }
 
     @Test
@@ -689,6 +936,25 @@ class LockTest {
             await("it leads again", () -> terms.get() > 1);
         }
         assertNothingLeft("k");
+    }
+
+    /** Work that fails at once is not repeated at once. */
+    @Test
+    void an_election_does_not_take_errors_of_other_locks_for_its_own() throws Exception {
+        for (var other : List.of(new LockLostException("", "of another lock"), new ClosedException())) {
+            var begun = new ConcurrentLinkedQueue<Long>();
+            LeaderElection.Work work = hold -> {
+                begun.add(System.nanoTime());
+                throw other;
+            };
+            try (var election = LeaderElection.start(client.lock("k"), work)) {
+                await("it has led three times", () -> begun.size() > 2);
+            }
+            long first = begun.remove();
+            begun.remove();
+            long took = begun.remove() - first;
+            assertTrue(took > TimeUnit.MILLISECONDS.toNanos(1_900), other + ": three times in " + took + " ns");
+        }
     }
 
     @Test

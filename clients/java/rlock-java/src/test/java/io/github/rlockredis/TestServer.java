@@ -61,6 +61,21 @@ public final class TestServer implements AutoCloseable {
         }
     }
 
+    /** One server with the settings of "Failover without two holders" in docs/operations/failover.md, when it grants. */
+    public static TestServer withoutTwoHolders() throws Exception {
+        var server = new TestServer(
+                "--rlock.max-lease-ms", "5000", "--rlock.quarantine-after", "restart", "--rlock.quarantine-ms", "6000");
+        var client = RedisClient.create(server.url());
+        try (var connection = client.connect()) {
+            await(
+                    "the quarantine has ended",
+                    () -> connection.sync().info("rlock").contains("rlock_may_grant:1"));
+        } finally {
+            client.shutdown(0, 0, TimeUnit.SECONDS);
+        }
+        return server;
+    }
+
     static int freePort() throws IOException {
         try (var socket = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
             // A cluster's bus has a port 10,000 above.

@@ -24,6 +24,7 @@ import java.io.File;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -42,6 +43,9 @@ import java.util.concurrent.atomic.AtomicLong;
 
 /** Speaks the line protocol of clients/conformance/PROTOCOL.md. */
 public final class ConformanceProgram {
+    /** Abilities, and the rules that the package keeps of those that are not kept everywhere yet. */
+    private static final List<String> FEATURES = List.of("cluster", "sentinel", "tls", "clock", "threads", "B34");
+
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final ClientResources RESOURCES = ClientResources.create();
 
@@ -87,7 +91,7 @@ public final class ConformanceProgram {
         }
     }
 
-    private static final class Unsupported extends Exception {
+    private static final class Unsupported extends RuntimeException {
         private static final long serialVersionUID = 1;
 
         Unsupported(String what) {
@@ -158,7 +162,8 @@ public final class ConformanceProgram {
         } else if (failed instanceof InterruptedException || failed instanceof CancellationException) {
             name = "Cancelled";
         }
-        return Map.of("error", name, "code", code, "message", String.valueOf(failed.getMessage()));
+        String cause = failed.getCause() == null ? "" : failed.getCause().toString();
+        return Map.of("error", name, "code", code, "message", String.valueOf(failed.getMessage()), "cause", cause);
     }
 
     private Object answer(String what, JsonNode request) throws Exception {
@@ -167,11 +172,15 @@ public final class ConformanceProgram {
                 Map.of(
                         "language", "java",
                         "package", "rlock-java",
-                        "features", List.of("cluster", "sentinel", "tls", "clock", "threads"));
+                        "features", FEATURES);
             case "connect" -> connect(request);
             case "acquire" -> acquire(request);
             case "release" -> release(request);
             case "held" -> held(request);
+            case "extend" -> {
+                hold(request).extend(millis(request, "lease_ms"));
+                yield Map.of();
+            }
             case "work" -> work(request);
             case "run" -> run(request);
             case "lead" -> lead(request);
@@ -183,8 +192,7 @@ public final class ConformanceProgram {
                                 .semaphore(request.path("keys").path(0).asText())
                                 .init(
                                         request.path("permits").asInt(1),
-                                        Duration.ofMillis(
-                                                request.path("idle_ms").asLong())));
+                                        request.hasNonNull("idle_ms") ? millis(request, "idle_ms") : Duration.ZERO));
             case "cancel" -> {
                 Call call = calls.get(request.path("request").asLong());
                 if (call != null) call.cancel();
@@ -218,7 +226,7 @@ public final class ConformanceProgram {
         return clients.get(request.path("client").asText());
     }
 
-    private Object connect(JsonNode request) throws Unsupported {
+    private Object connect(JsonNode request) {
         for (String field : List.of("decode", "pool", "driver")) {
             if (request.hasNonNull(field)) throw new Unsupported(field);
         }
@@ -282,11 +290,18 @@ public final class ConformanceProgram {
         return options;
     }
 
+    /** A duration: milliseconds, or the name of an extreme value. */
     private static Duration millis(JsonNode request, String field) {
-        return Duration.ofMillis(request.get(field).asLong());
+        JsonNode value = request.get(field);
+        if (value.isNumber()) return Duration.ofNanos((long) (value.asDouble() * 1e6));
+        return switch (value.asText()) {
+            case "max" -> ChronoUnit.FOREVER.getDuration();
+            case "min" -> Duration.ofSeconds(Long.MIN_VALUE);
+            default -> throw new Unsupported(field + " of " + value);
+        };
     }
 
-    private Lockable lockable(JsonNode request) throws Unsupported {
+    private Lockable lockable(JsonNode request) {
         RLockClient locks = client(request).locks;
         var keys = new ArrayList<String>();
         request.path("keys").forEach(key -> keys.add(key.asText()));
@@ -351,10 +366,11 @@ public final class ConformanceProgram {
     }
 
     private Object run(JsonNode request) throws Exception {
-        RLock lock = (RLock) lockable(request);
+        Lockable lock = lockable(request);
         try (Hold hold = request.hasNonNull("wait_ms") ? lock.acquire(millis(request, "wait_ms")) : lock.acquire()) {
             announce(hold, request);
             Thread.sleep(request.path("work_ms").asLong());
+            say(Map.of("event", "step", "hold", request.path("hold").asText(), "at_us", now()));
             if (request.hasNonNull("fails")) {
                 throw new Exception(request.get("fails").asText());
             }

@@ -17,8 +17,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Lets ShedLock lock on rlock. {@code lockAtMostFor} is a lease by the server's clock, and
- * {@code lockAtLeastFor} keeps the lock closed after the job has ended, whatever the clocks of the nodes show.
+ * Lets ShedLock lock on rlock, whatever the clocks of the nodes show. {@code lockAtMostFor} limits the hold; if the
+ * server allows only shorter leases ({@code rlock.max-lease-ms}), the client renews the hold until then, and a crash of
+ * the node frees the lock earlier. {@code lockAtLeastFor} keeps the lock closed after the job has ended.
  *
  * <p>The server's NOTE shows which lock of ShedLock it is. Extending never shortens a lock.
  */
@@ -27,6 +28,7 @@ public final class RLockProvider implements ExtensibleLockProvider {
 
     private final RLockClient client;
     private final String prefix;
+    private final Duration session;
 
     /**
      * Locks under {@code shedlock:<name>}.
@@ -44,8 +46,20 @@ public final class RLockProvider implements ExtensibleLockProvider {
      * @param prefix what comes before the names of locks
      */
     public RLockProvider(RLockClient client, String prefix) {
+        this(client, prefix, null);
+    }
+
+    /**
+     * Binds the locks to the connection, so that a crash of a node frees its locks early.
+     *
+     * @param client stays open
+     * @param prefix what comes before the names of locks
+     * @param session how long a lock outlives its connection, 10 ms or more; null for none
+     */
+    public RLockProvider(RLockClient client, String prefix, Duration session) {
         this.client = client;
         this.prefix = prefix;
+        this.session = session;
     }
 
     @Override
@@ -53,6 +67,7 @@ public final class RLockProvider implements ExtensibleLockProvider {
         RLock lock = client.lock(prefix + configuration.getName())
                 .with(LockOptions.DEFAULT
                         .withFixedLease(configuration.getLockAtMostFor())
+                        .withSession(session)
                         .withNote("ShedLock " + configuration.getName()));
         try {
             // An owner of its own: ShedLock's locks are not reentrant.
@@ -74,10 +89,9 @@ public final class RLockProvider implements ExtensibleLockProvider {
         protected void doUnlock() {
             Duration keep = Duration.between(ClockProvider.now(), lockConfiguration.getLockAtLeastUntil());
             try {
-                if (keep.toMillis() > 0) hold.releaseAndKeep(keep);
-                else hold.close();
+                hold.releaseAndKeep(keep);
             } catch (RLockException.LockLostException late) {
-                log.warn("the job lasted longer than lockAtMostFor: {}", lockConfiguration);
+                log.warn("the lock was lost before the job ended: {}", lockConfiguration);
             }
         }
 

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.github.rlockredis.Probe;
+import io.github.rlockredis.TestServer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -66,7 +67,7 @@ class BothProvidersTest {
 
     @BeforeAll
     static void start() throws Exception {
-        fixture = new Fixture();
+        fixture = new Fixture(new TestServer());
     }
 
     @AfterAll

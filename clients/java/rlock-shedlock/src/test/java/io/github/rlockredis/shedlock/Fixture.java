@@ -7,12 +7,17 @@ import io.lettuce.core.api.sync.RedisCommands;
 
 /** A server, and a client of it. */
 final class Fixture implements AutoCloseable {
-    private final TestServer server = new TestServer();
-    private final RedisClient redisClient = RedisClient.create(server.url());
-    final RedisCommands<String, String> redis = redisClient.connect().sync();
-    final RLockClient client = RLockClient.create(redisClient);
+    final TestServer server;
+    private final RedisClient redisClient;
+    final RedisCommands<String, String> redis;
+    final RLockClient client;
 
-    Fixture() throws Exception {}
+    Fixture(TestServer server) {
+        this.server = server;
+        redisClient = RedisClient.create(server.url());
+        redis = redisClient.connect().sync();
+        client = RLockClient.create(redisClient);
+    }
 
     @Override
     public void close() throws Exception {

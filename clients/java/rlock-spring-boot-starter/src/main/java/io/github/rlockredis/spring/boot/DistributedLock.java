@@ -10,8 +10,9 @@ import java.lang.annotation.Target;
  * Calls the method while a distributed lock is held. The lock is acquired before a transaction of the method begins, and
  * released after it has ended. Threads own locks, so nested calls with the same key enter at once.
  *
- * <p>The caller gets what the method returns or throws, also if the hold was lost meanwhile, which the log and the
- * metric {@code rlock.lost} tell. Not for methods that return a future or a publisher: their work goes on afterwards.
+ * <p>If the method has returned, but the hold was lost before, the caller gets a {@link
+ * io.github.rlockredis.RLockException.LockLostException}. An exception of the method reaches the caller, with a
+ * loss as a suppressed exception. Not for methods that return a future or a publisher: their work goes on afterwards.
  */
 @Documented
 @Retention(RetentionPolicy.RUNTIME)

@@ -3,7 +3,6 @@ package io.github.rlockredis.spring.boot;
 import io.github.rlockredis.Hold;
 import io.github.rlockredis.RLock;
 import io.github.rlockredis.RLockClient;
-import io.github.rlockredis.RLockException;
 import java.lang.reflect.Method;
 import java.time.Duration;
 import java.util.Map;
@@ -65,14 +64,11 @@ final class DistributedLockInterceptor implements MethodInterceptor {
         String name = ClassUtils.getShortName(method.getDeclaringClass()) + "." + method.getName();
         Hold hold = acquire(lock(annotation, target, method, call.getArguments()), annotation, name);
         long start = System.nanoTime();
-        try {
-            return call.proceed();
-        } finally {
-            measure(it -> it.held(name, System.nanoTime() - start));
+        try (hold) {
             try {
-                hold.close();
-            } catch (RLockException lost) {
-                log.warn("{} went on without its lock: {}", name, lost.getMessage());
+                return call.proceed();
+            } finally {
+                measure(it -> it.held(name, System.nanoTime() - start));
             }
         }
     }

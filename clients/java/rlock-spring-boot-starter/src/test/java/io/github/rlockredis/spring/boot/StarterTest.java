@@ -14,6 +14,7 @@ import io.lettuce.core.api.sync.RedisCommands;
 import io.micrometer.core.instrument.Meter;
 import io.micrometer.core.instrument.MeterRegistry;
 import io.micrometer.core.instrument.config.MeterFilter;
+import java.io.IOException;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -140,20 +141,24 @@ class StarterTest {
     }
 
     @Test
-    void a_lost_hold_is_counted_and_the_result_is_that_of_the_method() throws Exception {
+    void a_lost_hold_is_counted_and_thrown_unless_the_method_throws() throws Exception {
         try (var application = application(server.port())) {
-            assertEquals("done", application.getBean(Orders.class).ship(9, () -> {
+            var orders = application.getBean(Orders.class);
+            Callable<String> lose = () -> {
+                var losses = application.getBean(MeterRegistry.class).counter("rlock.lost");
+                double before = losses.count();
                 redis.del("app:orders:9");
                 // Renewed at a third of the session, and lost by that.
-                TestServer.await(
-                        "the loss is counted",
-                        () -> application
-                                        .getBean(MeterRegistry.class)
-                                        .counter("rlock.lost")
-                                        .count()
-                                == 1);
+                TestServer.await("the loss is counted", () -> losses.count() == before + 1);
                 return "done";
-            }));
+            };
+            assertThrows(RLockException.LockLostException.class, () -> orders.ship(9, lose));
+            var failed = assertThrows(
+                    IOException.class,
+                    () -> orders.ship(9, () -> {
+                        throw new IOException(lose.call());
+                    }));
+            assertEquals(RLockException.LockLostException.class, failed.getSuppressed()[0].getClass());
         }
     }
 
@@ -183,12 +188,14 @@ class StarterTest {
     }
 
     @Test
-    void closing_the_context_hides_no_result() throws Exception {
+    void closing_the_context_is_a_loss_to_a_method_that_still_works() throws Exception {
         var application = application(server.port());
-        assertEquals("done", application.getBean(Orders.class).ship(11, () -> {
-            application.close();
-            return "done";
-        }));
+        assertThrows(
+                RLockException.LockLostException.class,
+                () -> application.getBean(Orders.class).ship(11, () -> {
+                    application.close();
+                    return "done";
+                }));
     }
 
     @Test

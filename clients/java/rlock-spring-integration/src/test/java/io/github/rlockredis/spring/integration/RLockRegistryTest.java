@@ -16,6 +16,7 @@ import java.util.concurrent.locks.Lock;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestInstance;
 import org.junit.jupiter.api.Timeout;
 import org.springframework.context.support.GenericApplicationContext;
 import org.springframework.integration.leader.DefaultCandidate;
@@ -23,26 +24,31 @@ import org.springframework.integration.leader.event.DefaultLeaderEventPublisher;
 import org.springframework.integration.support.leader.LockRegistryLeaderInitiator;
 
 @Timeout(60)
+@TestInstance(TestInstance.Lifecycle.PER_CLASS)
 class RLockRegistryTest {
-    private static TestServer server;
-    private static RedisClient redisClient;
-    private static RedisCommands<String, String> redis;
+    private TestServer server;
+    RedisClient redisClient;
+    RedisCommands<String, String> redis;
+
+    TestServer server() throws Exception {
+        return new TestServer();
+    }
 
     @BeforeAll
-    static void start() throws Exception {
-        server = new TestServer();
+    void start() throws Exception {
+        server = server();
         redisClient = RedisClient.create(server.url());
         redis = redisClient.connect().sync();
     }
 
     @AfterAll
-    static void end() throws Exception {
+    void end() throws Exception {
         redisClient.shutdown(0, 1, TimeUnit.SECONDS);
         server.close();
     }
 
     /** An application that wants to lead. */
-    private static GenericApplicationContext application(String id) {
+    private GenericApplicationContext application(String id) {
         var context = new GenericApplicationContext();
         context.registerBean(RLockClient.class, () -> RLockClient.create(redisClient));
         context.registerBean(

@@ -1,0 +1,177 @@
+//! Leases that the server shortens or limits.
+
+use serde_json::json;
+
+use super::scenarios;
+use super::waiting::warm_up;
+use crate::broken::{Broken, Under, ensure};
+use crate::clock::{now_us, slack_us, us};
+use crate::proxy::Fate;
+use crate::world::{Hold, PATIENCE, World, ms, pause};
+
+scenarios! {
+    short "limit-fixed-lease", "B29", ["B29"], fixed_lease;
+    short "limit-fixed-lease-extended", "B29", ["B29"], fixed_lease_extended;
+    short "limit-fixed-lease-killed", "B29", ["B29"], fixed_lease_killed;
+    short "limit-lowered-acquire", "B29", ["B29"], lowered_acquire;
+    short "limit-expire", "B30", ["B30"], expire;
+    short "limit-claimed", "B30", ["B30"], claimed;
+    short "limit-lowered", "B30", ["B30"], lowered;
+}
+
+async fn lower(w: &World, limit_ms: u64) -> Result<(), Broken> {
+    w.server.ask(&format!("CONFIG SET rlock.max-lease-ms {limit_ms}")).await.map(drop)
+}
+
+/// Fails if the program believes for longer than the server now keeps the hold.
+async fn follows_the_server(w: &World, hold: &Hold) -> Result<(), Broken> {
+    let (_, until_us) = hold.held().await?;
+    let left = w.server.lease_left(&hold.keys[0], hold.token()).await?;
+    let longer = until_us - now_us() - us(left + 1);
+    ensure!(longer <= 0, "B30", "{:?} is believed for {} ms longer than the server keeps it", hold.keys, longer / 1000);
+    Ok(())
+}
+
+/// A fixed lease longer than the server allows lasts to its end, and no longer.
+async fn fixed_lease(w: &World) -> Result<(), Broken> {
+    lower(w, 1500).await?;
+    let c = w.client(&w.server.url()).await?;
+    warm_up(&c).await?;
+    let (mut holds, began) = (Vec::new(), now_us());
+    for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("read", "r"), ("many", "a b")] {
+        let hold = c.acquire(kind, keys, json!({"wait_ms": 0, "fixed_lease_ms": 4500})).await.under("B29")?;
+        holds.push((hold, now_us()));
+    }
+    pause(3000).await;
+    for (hold, _) in &holds {
+        hold.is_held("B29", "3 s of a fixed lease of 4.5 s have passed, where the server allows 1.5 s").await?;
+        let left = w.server.lease_left(&hold.keys[0], hold.token()).await?;
+        ensure!((1..=1500).contains(&left), "B29", "the server has {:?} for {left} ms", hold.keys);
+    }
+    for (hold, acquired_us) in &holds {
+        let told = hold.lost_before(acquired_us + us(4500)).await.under("B29")?;
+        ensure!(
+            told >= began + us(3700),
+            "B29",
+            "{:?} ended {} ms after the request",
+            hold.keys,
+            (told - began) / 1000
+        );
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+async fn fixed_lease_extended(w: &World) -> Result<(), Broken> {
+    lower(w, 1500).await?;
+    let c = w.client(&w.server.url()).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "fixed_lease_ms": 1200})).await?;
+    hold.extend(4000).await?;
+    let extended_us = now_us();
+    pause(2800).await;
+    hold.is_held("B29", "2.8 s ago its fixed lease was extended to 4 s, where the server allows 1.5 s").await?;
+    hold.lost_before(extended_us + us(4000)).await.under("B29")?;
+    w.server.is_clean(ms(3000)).await
+}
+
+/// After a crash the lock is free as soon as what the server allowed has passed.
+async fn fixed_lease_killed(w: &World) -> Result<(), Broken> {
+    lower(w, 1500).await?;
+    let mortal = w.another_program().await?;
+    let c = w.client_with(&mortal, json!({"url": w.server.url()})).await?;
+    let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "fixed_lease_ms": 60_000})).await?;
+    pause(2000).await;
+    hold.is_held("B29", "2 s of a fixed lease of 60 s have passed, where the server allows 1.5 s").await?;
+    let next = w.client(&w.server.url()).await?;
+    let waits = next.begin("mutex", "k", json!({"wait_ms": 10_000}));
+    w.server.until_waiting(1).await?;
+    mortal.kill();
+    let began = now_us();
+    let hold = waits.acquired(PATIENCE).await.under("B29")?;
+    let took = now_us() - began;
+    ensure!(took <= us(2500) + slack_us(began), "B29", "the next one waited for {} ms", took / 1000);
+    hold.release().await?;
+    w.server.is_clean(ms(3000)).await
+}
+
+/// The client asks for a lease that the server no longer allows.
+async fn lowered_acquire(w: &World) -> Result<(), Broken> {
+    let c = w.client(&w.server.url()).await?;
+    let lease = |wait_ms: u32| json!({"wait_ms": wait_ms, "lease_ms": 60_000});
+    c.acquire("mutex", "k", lease(0)).await?.release().await?;
+    lower(w, 3000).await?;
+    for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("read", "r"), ("many", "a b")] {
+        for wait_ms in [0, 5000] {
+            let hold = c.acquire(kind, keys, lease(wait_ms)).await.under("B29")?;
+            follows_the_server(w, &hold).await?;
+            hold.release().await?;
+        }
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+/// The server answers a renewal with less time than the program believed in before.
+async fn expire(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
+    for (kind, key) in [("mutex", "m"), ("fair", "f"), ("write", "w")] {
+        let hold = c.acquire(kind, key, json!({"wait_ms": 0, "lease_ms": 3000})).await?;
+        w.server.ask(&format!("PEXPIRE {key} 2400")).await?;
+        let renewals = || proxy.seen_of("RENEW").iter().filter(|seen| seen.words[1] == key).count();
+        let (before, deadline) = (renewals(), now_us() + us(2000));
+        while renewals() == before {
+            ensure!(now_us() < deadline, "B16", "a lease of 3 s was not renewed for 2 s");
+            pause(5).await;
+        }
+        // Its answer arrives.
+        pause(150).await;
+        follows_the_server(w, &hold).await?;
+        let asked = now_us();
+        let left = w.server.lease_left(key, hold.token()).await?;
+        hold.lost_before(asked + us(left + 1)).await.under("B30")?;
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+/// The server answers the RENEW after the message with less than the lease.
+async fn claimed(w: &World) -> Result<(), Broken> {
+    let proxy = w.proxy().await;
+    let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
+    for (kind, key) in [("mutex", "m"), ("fair", "f"), ("write", "w")] {
+        let hold = holder.acquire(kind, key, json!({"wait_ms": 0})).await?;
+        let waits = c.begin(kind, key, json!({"wait_ms": 15_000, "lease_ms": 20_000}));
+        w.server.until_waiting(1).await?;
+        proxy.forget();
+        proxy.next("RENEW", 1, Fate::Answer(":1500\r\n".to_owned()));
+        hold.release().await?;
+        let hold = waits.acquired(ms(8000)).await?;
+        let claims = proxy.seen_of("RENEW");
+        let claim = claims.first().ok_or_else(|| Broken::new("B9", "it entered without a RENEW"))?;
+        let longer = hold.until_us.unwrap_or(hold.at_us) - claim.at_us - us(1500);
+        ensure!(longer <= 0, "B30", "{key:?} is believed for {} ms longer than the RENEW has answered", longer / 1000);
+        pause(1000).await;
+        hold.is_held("B16", "the server has answered that 1.5 s are left, and the next renewals succeed").await?;
+        hold.release().await?;
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+/// The longest lease is lowered while the client holds one lock and waits for another.
+async fn lowered(w: &World) -> Result<(), Broken> {
+    let (holder, c) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
+    let lease = |wait_ms: u32| json!({"wait_ms": wait_ms, "lease_ms": 60_000});
+    let before = c.acquire("mutex", "before", lease(0)).await?;
+    let hold = holder.acquire("mutex", "waited", json!({"wait_ms": 0})).await?;
+    let waits = c.begin("mutex", "waited", lease(20_000));
+    w.server.until_waiting(1).await?;
+    lower(w, 3000).await?;
+    hold.release().await?;
+    let waited = waits.acquired(PATIENCE).await.under("B30")?;
+    follows_the_server(w, &waited).await?;
+    pause(4000).await;
+    for hold in [before, waited] {
+        hold.is_held("B16", "it is renewed with what the server allows").await?;
+        follows_the_server(w, &hold).await?;
+        hold.release().await?;
+    }
+    w.server.is_clean(ms(3000)).await
+}
