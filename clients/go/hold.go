@@ -317,7 +317,7 @@ func (g *grant) surrender(id int64, left, keep time.Duration) error {
 		return nil
 	case word == "NOTOWNER" && repeated: // An earlier attempt released it.
 		return nil
-	case word == "NOTOWNER" || word == "WRONGTYPE": // Somebody has ended it, or overwritten the key.
+	case word == "NOTOWNER" || word == "WRONGTYPE" || word == "NOSEMAPHORE": // Or the key was overwritten or deleted.
 		return &Error{Reason: ErrLost, Key: key, Code: word, Err: answer.err}
 	}
 	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", answer.err)

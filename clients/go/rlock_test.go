@@ -571,32 +571,39 @@ func TestLossOfOneOfManyKeysFreesTheOthers(t *testing.T) {
 	must(waiting(t))(t)
 }
 
-func TestReleaseOfAnOverwrittenKeyIsALoss(t *testing.T) {
+func TestReleaseOfAnOverwrittenOrDeletedKeyIsALoss(t *testing.T) {
 	b := newBench(t)
-	must(b.InitSemaphore(ctx, "sema", 2, 0))(t)
 	kinds := map[string]func() (*rlock.Hold, error){
 		"mutex": func() (*rlock.Hold, error) { return b.Lock(ctx, "mutex") },
 		"fair":  func() (*rlock.Hold, error) { return b.FairLock(ctx, "fair") },
 		"read":  func() (*rlock.Hold, error) { return b.RLock(ctx, "read") },
 		"write": func() (*rlock.Hold, error) { return b.WLock(ctx, "write") },
-		"sema":  func() (*rlock.Hold, error) { return b.Acquire(ctx, "sema", 1) },
 		"many":  func() (*rlock.Hold, error) { return b.LockMany(ctx, []string{"first", "many"}) },
+		"sema": func() (*rlock.Hold, error) {
+			must(b.InitSemaphore(ctx, "sema", 2, 0))(t)
+			return b.Acquire(ctx, "sema", 1)
+		},
+	}
+	releases := []func(*rlock.Hold) error{
+		func(hold *rlock.Hold) error { return hold.Release(ctx) },
+		func(hold *rlock.Hold) error { return hold.Run(func(context.Context, *rlock.Hold) error { return nil }) },
+		func(hold *rlock.Hold) error { return hold.ReleaseAndKeep(ctx, time.Second) },
 	}
 	for key, acquire := range kinds {
-		hold := must(acquire())(t)
-		b.do("SET", key, "text")
-		wants(t, hold.Release(ctx), rlock.ErrLost)
+		for i, release := range releases {
+			if i == 2 && key != "mutex" && key != "fair" {
+				continue // Other kinds cannot be kept.
+			}
+			hold := must(acquire())(t)
+			b.do("SET", key, "text")
+			wants(t, release(hold), rlock.ErrLost)
+			b.do("DEL", key)
+			hold = must(acquire())(t)
+			b.do("DEL", key)
+			wants(t, release(hold), rlock.ErrLost)
+		}
 	}
 	b.free("first")
-	b.do("DEL", "mutex")
-	hold := must(b.Lock(ctx, "mutex"))(t)
-	b.do("SET", "mutex", "text")
-	wants(t, hold.ReleaseAndKeep(ctx, time.Second), rlock.ErrLost)
-	b.do("DEL", "mutex")
-	wants(t, b.Client.Run(ctx, "mutex", func(context.Context, *rlock.Hold) error {
-		b.do("SET", "mutex", "text")
-		return nil
-	}), rlock.ErrLost)
 }
 
 func TestClockJumpIsALoss(t *testing.T) {

@@ -8,6 +8,9 @@ import { checkMs, sessionLease } from './options.js'
 // Timers stand still while the machine is suspended, so the clock is read this often.
 const LOOK_MS = 500
 
+// What RELEASE says of a hold that has ended: also if the key was overwritten or deleted.
+const GONE = new Set(['NOTOWNER', 'WRONGTYPE', 'NOSEMAPHORE'])
+
 /** `await using` looks for this symbol, which Node has since 20.5. @internal */
 export const asyncDispose: typeof Symbol.asyncDispose =
   (Symbol as { asyncDispose?: typeof Symbol.asyncDispose }).asyncDispose ??
@@ -123,8 +126,7 @@ export class Holding {
         failure = translate(error)
         // A newer request of this owner has the hold.
         if (failure.code === 'STALE') return true
-        // Somebody has ended it, or overwritten the key.
-        if (failure.code === 'NOTOWNER' || failure.code === 'WRONGTYPE') {
+        if (failure.code !== undefined && GONE.has(failure.code)) {
           // ioredis repeats by itself what a lost connection has not answered.
           if ((repeated || core.losses !== losses) && this.#left() > 0) return true
           this.lost ??= new LockLost(failure.message, failure.code)

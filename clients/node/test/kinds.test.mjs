@@ -98,17 +98,21 @@ for (const driver of drivers) {
       }
     })
 
-    test('the release of a key that was overwritten reports the loss', async () => {
-      await rlock.semaphore('over').init(1)
-      const locks = [rlock.semaphore('over')]
-      for (const make of ['lock', 'fairLock', 'readLock', 'writeLock']) locks.push(rlock[make]('over'))
-      locks.push(rlock.multiLock(['first', 'over']))
-      for (const lock of locks) {
-        const hold = await lock.acquire({ timeout: 5000 })
-        await redis('SET', 'over', 'text')
-        assert.equal(await hold[asyncDispose]().catch((error) => error.code), 'WRONGTYPE')
-        assert.equal(await hold.release(), false)
-        await redis('DEL', 'over')
+    test('the release of a key that was overwritten or deleted reports the loss', async () => {
+      const makes = ['semaphore', 'lock', 'fairLock', 'readLock', 'writeLock'].map((make) => () => rlock[make]('over'))
+      makes.push(() => rlock.multiLock(['first', 'over']))
+      for (const deed of [
+        ['SET', 'over', 'text'],
+        ['DEL', 'over'],
+      ]) {
+        for (const lock of makes.map((make) => make())) {
+          if (lock.init) await lock.init(1)
+          const hold = await lock.acquire({ timeout: 5000 })
+          await redis(...deed)
+          await assert.rejects(hold[asyncDispose](), LockLost)
+          assert.equal(await hold.release(), false)
+          await redis('DEL', 'over')
+        }
       }
       await isFree('first')
     })
