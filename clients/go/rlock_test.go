@@ -1116,15 +1116,14 @@ func TestSettlementLeavesTheNewerHoldOfAnotherClientAlone(t *testing.T) {
 }
 
 func TestQuarantineIsUnavailable(t *testing.T) {
-	b := newBench(t)
-	b.do("CONFIG", "SET", "rlock.quarantine-ms", "3600000")
+	b := newBench(t, "--rlock.max-lease-ms", "3600000", "--rlock.exclusion", "restart")
 	var e *rlock.Error
 	if _, err := b.TryLock(ctx, "k"); !errors.As(err, &e) || e.Reason != rlock.ErrUnavailable || e.RetryAfter < time.Minute {
 		t.Fatal(err)
 	}
 	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k") })
 	time.Sleep(100 * time.Millisecond)
-	b.do("CONFIG", "SET", "rlock.quarantine-ms", "0")
+	b.do("CONFIG", "SET", "rlock.exclusion", "off")
 	must(waiting(t))(t)
 }
 
