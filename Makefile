@@ -247,6 +247,10 @@ client-faults: build ## Cut, delay and drop the client's connections (16 minutes
 	RLOCK_MINUTES=$(MINUTES) RLOCK_SERVER=$(SERVER) cargo test --release --package rlock-client --features $(CLIENT_FEATURES) --test client -- --test-threads=1 \
 	  --nocapture chaos::
 
+test-packages: build ## Run the tests, linters and type checks of the packages in clients/ (3 minutes); PACKAGES="python go" for some
+	@$(NEED) server python
+	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/packages $(PACKAGES)
+
 test-clients: build ## Test the clients of all languages with clients/conformance, and write its RESULTS.md; CLIENTS="python go" SHORT=1 for less
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) ./scripts/clients $(CLIENTS)

@@ -155,16 +155,17 @@ type attempt struct {
 	open bool
 	// lost are the commands without a reply. They may still arrive, whatever the server answers to later ones.
 	lost []<-chan struct{}
+	// last is why the server did not serve the request, nil if it did at last.
+	last error
 }
 
 // obtain asks until there is a grant, the context ends or the server refuses. What ends without a
 // grant is settled.
 func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 	c, key := a.c, a.r.keys[0]
-	c.capLease(ctx, a.r)
+	c.capLease(ctx, a.r, false)
 	a.id = nextID()
 	var pause backoff
-	var last error
 	for ctx.Err() == nil {
 		g, err := a.ask(ctx)
 		switch {
@@ -177,20 +178,24 @@ func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 		case err != nil:
 			e := classify(key, err)
 			if lease := a.r.lease; strings.Contains(err.Error(), "rlock.max-lease-ms") {
-				c.maxLease.Store(0) // It was lowered since the client has read it.
-				if c.capLease(ctx, a.r); a.r.lease < lease {
+				// It was lowered since the client has read it.
+				if c.capLease(ctx, a.r, true); a.r.lease < lease {
 					continue
 				}
 			}
 			if e.retryable() && (a.r.timeout != 0 || e.Code == "") {
-				last = err
+				if a.last == nil {
+					c.log.Warn("rlock: retrying an acquisition", "key", key, "error", err)
+				}
+				a.last = err
 				pause.sleep(ctx)
 				continue
 			}
-			if e.Reason == ErrTimeout && a.r.timeout < 0 { // The limit was that of the context.
-				e.Err = errors.Join(context.DeadlineExceeded, last)
-			} else if e.Reason == ErrTimeout {
-				e.Err = last
+			if e.Reason == ErrTimeout {
+				e.Code, e.Err = code(a.last), outage(key, a.last)
+				if a.r.timeout < 0 { // The limit was that of the context.
+					e.Err = errors.Join(context.DeadlineExceeded, e.Err)
+				}
 			}
 			if e.Reason != ErrSuperseded { // Then a newer request of this owner waits or holds.
 				a.settle()
@@ -200,7 +205,10 @@ func (a *attempt) obtain(ctx context.Context) (*grant, error) {
 		pause = backoff{}
 	}
 	a.settle()
-	return nil, ended(ctx, key, last)
+	if cause := context.Cause(ctx); a.last == nil && (cause == ErrTimeout || cause == ErrUnavailable) {
+		a.last = errSilent // Otherwise the server answers before that.
+	}
+	return nil, ended(ctx, key, a.last)
 }
 
 func (a *attempt) settle() {
@@ -258,6 +266,7 @@ func (a *attempt) ask(ctx context.Context) (*grant, error) {
 	case value != "WAITING" || sub == nil:
 		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", value)}
 	}
+	a.last = nil
 	repeat, check := time.After(repeatAfter), time.NewTicker(time.Second)
 	defer check.Stop()
 	for {

@@ -1,6 +1,7 @@
 package rlock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -151,10 +152,13 @@ func (c *Client) LockMany(ctx context.Context, keys []string, options ...Option)
 	return c.acquire(ctx, many, keys, 0, options)
 }
 
-// InitSemaphore makes a semaphore, and reports whether there was none before. The server deletes it
-// when it has not been used for the time idle; with 0 it stays. A semaphore that is there already
-// keeps its permits, and an idle time above 0 replaces its own.
+// InitSemaphore makes a semaphore of 1 permit or more, and reports whether there was none before. The
+// server deletes it when it has not been used for the time idle, up to 365 days; with 0 it stays. A
+// semaphore that is there already keeps its permits, and an idle time above 0 replaces its own.
 func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, idle time.Duration) (bool, error) {
+	if err := cmp.Or(checkPermits(permits), checked("idle", idle, 0)); err != nil {
+		return false, err
+	}
 	args := []any{"RSEMAPHORE.INIT", c.prefix + key, permits}
 	if idle > 0 {
 		args = append(args, "IDLE", max(1, idle.Milliseconds()))
@@ -166,9 +170,17 @@ func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, i
 	return integer(replies[0].value) == 1, nil
 }
 
-// capLease applies the longest lease that the server allows, if it tells one.
-func (c *Client) capLease(ctx context.Context, r *request) {
-	if c.maxLease.Load() == 0 {
+// longestLease is the longest lease that the server allows, as far as the client knows.
+func (c *Client) longestLease() time.Duration {
+	if longest := c.maxLease.Load(); longest > 0 {
+		return time.Duration(longest) * time.Millisecond
+	}
+	return math.MaxInt64
+}
+
+// capLease applies the longest lease that the server allows, if it tells one. It asks once, or again.
+func (c *Client) capLease(ctx context.Context, r *request, again bool) {
+	if again || c.maxLease.Load() == 0 {
 		replies, _ := c.send(ctx, c.timeout, []any{"INFO", "rlock"})
 		longest := int64(math.MaxInt64 / time.Millisecond)
 		_, rest, _ := strings.Cut(fmt.Sprint(replies[0].value), "rlock_max_lease_ms:")
@@ -176,9 +188,7 @@ func (c *Client) capLease(ctx context.Context, r *request) {
 			c.maxLease.Store(longest)
 		}
 	}
-	if longest := c.maxLease.Load(); longest > 0 {
-		r.lease = min(r.lease, time.Duration(longest)*time.Millisecond)
-	}
+	r.lease = min(r.lease, c.longestLease())
 }
 
 // settle takes back what a request may have been granted or may still wait for. It goes on in the
@@ -219,7 +229,8 @@ type reply struct {
 // send sends commands together, and returns when ctx or the time is over, also if go-redis goes on
 // waiting for a server that does not answer. The channel is closed when go-redis has finished.
 func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([]reply, <-chan struct{}) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errSilent)
+	defer cancel() // Not before the select: an answer must not look like one that is late.
 	pipe := c.rdb.Pipeline()
 	commands, replies, done := make([]command, len(all)), make([]reply, len(all)), make(chan struct{})
 	for i, args := range all {
@@ -228,7 +239,6 @@ func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([
 		replies[i] = reply{sent: c.now()}
 	}
 	go func() {
-		defer cancel()
 		_, _ = pipe.Exec(ctx)
 		close(done)
 	}()
@@ -239,7 +249,7 @@ func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([
 		}
 	case <-ctx.Done(): // The commands belong to go-redis still.
 		for i := range replies {
-			replies[i].err = ctx.Err()
+			replies[i].err = context.Cause(ctx)
 		}
 	}
 	return replies, done

@@ -14,7 +14,9 @@ import (
 var (
 	// ErrNotAcquired: the lock is held by another owner, and the call was not to wait.
 	ErrNotAcquired = errors.New("not acquired")
-	// ErrTimeout: the time to wait has passed, or the deadline of the caller's context.
+	// ErrTimeout: the time to wait has passed, or the deadline of the caller's context. It is also
+	// [ErrUnavailable] if the server was unreachable, silent or refusing when the time ended, and only
+	// that tells an outage from a lock that another owner held for so long.
 	ErrTimeout = errors.New("timed out waiting for the lock")
 	// ErrLost: the hold ended before it was released. It is the cause of [Hold.Context] then.
 	ErrLost = errors.New("the lock was lost")
@@ -61,6 +63,9 @@ func (e *Error) Error() string {
 
 // Unwrap returns the reason and the underlying error.
 func (e *Error) Unwrap() []error { return []error{e.Reason, e.Err} }
+
+// errSilent stands for an answer that did not come in time.
+var errSilent = errors.New("the server did not answer in time")
 
 // serverError is an error that the server published instead of replying it.
 type serverError string
@@ -111,16 +116,24 @@ func (e *Error) retryable() bool {
 	return e.Reason == ErrUnavailable && !errors.Is(e.Err, redis.ErrClosed)
 }
 
+// outage is an error that is [ErrUnavailable], and nil without a cause.
+func outage(key string, cause error) error {
+	if cause == nil {
+		return nil
+	}
+	return classify(key, cause)
+}
+
 // ended wraps the end of a context. last is what the server could not do until then, if anything.
 func ended(ctx context.Context, key string, last error) *Error {
 	cause := context.Cause(ctx)
 	for _, reason := range []error{ErrClosed, ErrTimeout, ErrUnavailable} {
 		if cause == reason {
-			return &Error{Reason: reason, Key: key, Code: code(last), Err: last}
+			return &Error{Reason: reason, Key: key, Code: code(last), Err: outage(key, last)}
 		}
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return &Error{Reason: ErrTimeout, Key: key, Code: code(last), Err: errors.Join(cause, last)}
+		return &Error{Reason: ErrTimeout, Key: key, Code: code(last), Err: errors.Join(cause, outage(key, last))}
 	}
 	return &Error{Reason: context.Canceled, Key: key, Err: cause}
 }

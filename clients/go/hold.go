@@ -66,18 +66,23 @@ func (h *Hold) lost() bool { return !h.released.Load() && h.grant.remaining() ==
 // one gives the lock back. Releasing a hold again does nothing.
 func (h *Hold) Release(ctx context.Context) error { return h.release(ctx, -1) }
 
-// ReleaseAndKeep ends the hold and keeps the lock closed to all owners for the given time, so that a
-// job runs at most once in that time. It is for mutexes and fair locks, and for an owner's only hold.
+// ReleaseAndKeep ends the hold and keeps the lock closed to all owners for the given time, up to 365
+// days, so that a job runs at most once in that time. With 0 it is [Hold.Release]. It is for mutexes and
+// fair locks, and for an owner's only hold.
 func (h *Hold) ReleaseAndKeep(ctx context.Context, d time.Duration) error {
 	if k := h.grant.r.kind; k != mutex && k != fair {
 		return errShared
 	}
-	return h.release(ctx, max(0, d))
+	if err := checked("the time to keep the lock", d, 0); err != nil {
+		return err
+	}
+	return h.release(ctx, d)
 }
 
 // Run calls work with the context of the hold, and releases the hold afterwards, also if work panics.
 // It returns the error of work. If work returned nil and the hold was lost before, it returns an error
-// that is [ErrLost]. A release that does not reach the server is logged.
+// that is [ErrLost], and it does not call work at all if the hold is lost already. A release that does
+// not reach the server is logged.
 func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error) {
 	defer func() {
 		lost := h.lost()
@@ -87,6 +92,9 @@ func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error)
 			err = &Error{Reason: ErrLost, Key: h.grant.r.keys[0]}
 		}
 	}()
+	if h.lost() {
+		return nil // Above, it becomes the loss.
+	}
 	return work(h.ctx, h)
 }
 
@@ -143,7 +151,8 @@ type grant struct {
 
 	mu       sync.Mutex
 	over     error         // Why the belief has ended.
-	deadline time.Duration // On the client's clock, as renewAt.
+	sent     time.Duration // The request whose answer counts, on the client's clock, as the next two.
+	deadline time.Duration
 	renewAt  time.Duration
 	closed   uint32 // The connections that the pool had closed at the last renewal.
 	pause    backoff
@@ -158,18 +167,20 @@ func newGrant(c *Client, r *request, tokens []int64, answer reply, left int64) *
 	if r.session >= 0 {
 		g.closed = c.closedConnections()
 	}
-	g.extend(answer, left)
+	g.follow(answer, left)
 	return g
 }
 
-// extend sets the deadline, which allows for a clock that is slower than the server's.
-func (g *grant) extend(answer reply, left int64) {
-	valid := g.r.effective()
+// follow sets the deadline, also to an earlier one: the server may have less time left for the hold than
+// before. It allows for a clock that is slower than the server's.
+func (g *grant) follow(answer reply, left int64) {
+	valid := min(g.r.effective(), g.c.longestLease())
 	if left >= 0 {
 		valid = min(valid, time.Duration(left)*time.Millisecond)
 	}
+	g.sent = answer.sent
 	g.renewAt = answer.sent + valid/3
-	g.deadline = max(g.deadline, answer.sent+valid-valid/100-2*time.Millisecond)
+	g.deadline = answer.sent + valid - valid/100 - 2*time.Millisecond
 }
 
 // begin begins to watch and renew the grant. The caller is counted in c.work.
@@ -248,12 +259,12 @@ func (g *grant) renewed(answer reply) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
-	case g.over != nil || now >= g.deadline:
-		return // Too late to prolong anything.
+	case g.over != nil || now >= g.deadline || answer.sent < g.sent:
+		return // Too late to change anything.
 	case answer.err != nil:
 		g.renewAt = now + g.pause.next()
 	default:
-		g.extend(answer, integer(answer.value))
+		g.follow(answer, integer(answer.value))
 		g.pause = backoff{}
 	}
 	g.arm(now)
@@ -306,7 +317,7 @@ func (g *grant) surrender(id int64, left, keep time.Duration) error {
 		return nil
 	case word == "NOTOWNER" && repeated: // An earlier attempt released it.
 		return nil
-	case word == "NOTOWNER":
+	case word == "NOTOWNER" || word == "WRONGTYPE" || word == "NOSEMAPHORE": // Or the key was overwritten or deleted.
 		return &Error{Reason: ErrLost, Key: key, Code: word, Err: answer.err}
 	}
 	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", answer.err)

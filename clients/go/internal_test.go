@@ -2,6 +2,8 @@ package rlock
 
 import (
 	"context"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -50,6 +52,19 @@ func TestCombinedClockFollowsTheFasterClock(t *testing.T) {
 	}
 }
 
+func TestAnswerToAnEarlierRenewalIsIgnored(t *testing.T) {
+	c := New(redis.NewClient(&redis.Options{}), WithClock(func() time.Duration { return 0 }))
+	r, _ := c.newRequest(mutex, []string{"k"}, 0, nil)
+	g := newGrant(c, r, []int64{1}, reply{}, -1)
+	g.begin()
+	defer g.timer.Stop()
+	g.renewed(reply{value: int64(20_000), sent: 2 * time.Second})
+	g.renewed(reply{value: int64(30_000), sent: time.Second})
+	if left := g.remaining(); left != 22*time.Second-202*time.Millisecond {
+		t.Error(left)
+	}
+}
+
 func TestSubscriptionHearsOnlyItsOwnLink(t *testing.T) {
 	f := newFeed(&Client{})
 	old := &link{address: "a"}
@@ -73,6 +88,33 @@ func TestSubscriptionHearsOnlyItsOwnLink(t *testing.T) {
 			t.Fatalf("%s of node %s: ready %t, gone %t", step.kind, step.link.address, isClosed(s.ready), isClosed(s.gone))
 		}
 	}
+}
+
+// instant answers commands before the caller looks for the answer.
+type instant struct{}
+
+func (instant) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (instant) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (instant) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { return nil }
+}
+
+func TestAnsweredCommandIsNotLost(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(50)) // The system suspends some of so many.
+	c := New(redis.NewClient(&redis.Options{}))
+	c.rdb.AddHook(instant{})
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			for range 2000 {
+				if replies, _ := c.send(context.Background(), time.Minute, []any{"ECHO", "k"}); replies[0].err != nil {
+					t.Error(replies[0].err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // stalledCluster answers nothing, as go-redis does while no node answers, whatever the context says.

@@ -2,7 +2,6 @@ package rlock
 
 import (
 	"log/slog"
-	"math"
 	"time"
 )
 
@@ -17,7 +16,8 @@ func WithPrefix(prefix string) ClientOption {
 	return func(c *Client) { c.prefix = prefix }
 }
 
-// WithLogger logs releases that did not reach the server. The default is [slog.Default].
+// WithLogger logs waits that meet an outage of the server, and releases that did not reach it. The default
+// is [slog.Default].
 func WithLogger(logger *slog.Logger) ClientOption {
 	return func(c *Client) { c.log = logger }
 }
@@ -31,30 +31,35 @@ func WithClock(now func() time.Duration) ClientOption {
 // Option configures one acquisition.
 type Option func(*request)
 
-// WithLease sets the lease, which is renewed at a third of its length until the hold is released.
-// The default is [DefaultLease]. The server ends a hold that nothing renews within its lease, so the
-// lease is how long a lock stays held after its holder crashed.
+// WithLease sets the lease, 10 ms to 365 days, which is renewed at a third of its length until the hold
+// is released. The default is [DefaultLease]. The server ends a hold that nothing renews within its
+// lease, so the lease is how long a lock stays held after its holder crashed.
 func WithLease(lease time.Duration) Option {
-	return func(r *request) { r.lease, r.fixed = lease, false }
+	return func(r *request) { r.lease, r.fixed = r.duration("WithLease", lease, shortest), false }
 }
 
-// WithFixedLease sets a lease that is not renewed. The hold is lost when it ends.
+// WithFixedLease sets a lease, 10 ms to 365 days, that is not renewed. The hold is lost when it ends.
 func WithFixedLease(lease time.Duration) Option {
-	return func(r *request) { r.lease, r.fixed = lease, true }
+	return func(r *request) { r.lease, r.fixed = r.duration("WithFixedLease", lease, shortest), true }
 }
 
-// WithTimeout limits how long an acquisition waits. It fails with [ErrTimeout] then. 0 tries once,
-// and fails with [ErrNotAcquired] if the lock is held. Without it the context alone limits the wait.
+// WithTimeout limits how long an acquisition waits. It fails with [ErrTimeout] then. 0 or less tries
+// once, and fails with [ErrNotAcquired] if the lock is held. More than 365 days is no limit. Without
+// this option the context alone limits the wait.
 func WithTimeout(timeout time.Duration) Option {
-	return func(r *request) { r.timeout = min(max(0, timeout), math.MaxInt64-patience) }
+	return func(r *request) {
+		if r.timeout = max(0, timeout); timeout > longest {
+			r.timeout = -1
+		}
+	}
 }
 
-// WithSession ends the hold this long after the last of the connections that used it has closed, so
-// that a crash is noticed sooner than by the lease. Connections of the pool may close at any time, so
-// the hold is renewed at a third of the smaller of lease and grace, and counts as lost when that
-// smaller time has passed without an answer. It needs a renewed lease.
+// WithSession ends the hold this long, 10 ms to 365 days, after the last of the connections that used it
+// has closed, so that a crash is noticed sooner than by the lease. Connections of the pool may close at
+// any time, so the hold is renewed at a third of the smaller of lease and grace, and counts as lost when
+// that smaller time has passed without an answer. It needs a renewed lease.
 func WithSession(grace time.Duration) Option {
-	return func(r *request) { r.session = max(0, grace) }
+	return func(r *request) { r.session = r.duration("WithSession", grace, shortest) }
 }
 
 // WithOwner names the owner. Acquiring again what this owner holds already through the same [Client]
@@ -72,8 +77,8 @@ func WithNote(note string) Option {
 	return func(r *request) { r.note = note }
 }
 
-// WithGrace sets how long the server keeps the place of a waiter of a fair lock whose connection has
-// closed. The default is the server's rlock.fair-grace-ms.
+// WithGrace sets how long, up to 365 days, the server keeps the place of a waiter of a fair lock whose
+// connection has closed. The default is the server's rlock.fair-grace-ms.
 func WithGrace(grace time.Duration) Option {
-	return func(r *request) { r.grace = max(0, grace) }
+	return func(r *request) { r.grace = r.duration("WithGrace", grace, 0) }
 }

@@ -1,6 +1,7 @@
 package rlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type request struct {
 	note    string
 	places  []string // What a named owner holds once: a key, or one mode of it.
 	slot    *slot    // Of a named owner, from its acquisition until its release.
+	misuse  error    // Of an option.
 }
 
 // lastID numbers requests (REQ). It begins at the wall clock, so that a restarted process that names
@@ -49,8 +51,33 @@ func init() { lastID.Store(time.Now().UnixMicro()) }
 // all later requests, so the server refuses it if it is late.
 func nextID() int64 { return lastID.Add(2) }
 
-// shortest is the shortest lease and grace that leaves time for a renewal.
-const shortest = 10 * time.Millisecond
+const (
+	// shortest is the shortest lease and grace of a session that leaves time for a renewal.
+	shortest = 10 * time.Millisecond
+	// longest is the longest time that the server counts.
+	longest = 365 * 24 * time.Hour
+)
+
+// checked reports a duration that is out of range as misuse.
+func checked(name string, d, least time.Duration) error {
+	if d < least || d > longest {
+		return fmt.Errorf("rlock: %s is %v; expected %v to %v", name, d, least, longest)
+	}
+	return nil
+}
+
+// duration is that of an option, in whole milliseconds as on the server.
+func (r *request) duration(option string, d, least time.Duration) time.Duration {
+	r.misuse = cmp.Or(r.misuse, checked(option, d, least))
+	return d.Truncate(time.Millisecond)
+}
+
+func checkPermits(permits int64) error {
+	if permits < 1 {
+		return fmt.Errorf("rlock: permits is %d; expected 1 or more", permits)
+	}
+	return nil
+}
 
 func (c *Client) newRequest(k kind, keys []string, permits int64, options []Option) (*request, error) {
 	r := &request{kind: k, permits: permits, lease: DefaultLease, timeout: -1, session: -1, grace: -1}
@@ -68,14 +95,14 @@ func (c *Client) newRequest(k kind, keys []string, permits int64, options []Opti
 		}
 	}
 	switch {
+	case r.misuse != nil:
+		return nil, r.misuse
 	case len(keys) == 0:
 		return nil, errors.New("rlock: no key was given")
 	case k == semaphore && permits < 1:
-		return nil, fmt.Errorf("rlock: permits must be at least 1, not %d", permits)
+		return nil, checkPermits(permits)
 	case r.grace >= 0 && k != fair:
 		return nil, errors.New("rlock: WithGrace is for fair locks only")
-	case r.lease < shortest || r.session >= 0 && r.session < shortest:
-		return nil, fmt.Errorf("rlock: the lease and the grace of a session must be at least %v", shortest)
 	case r.session >= 0 && r.fixed:
 		return nil, errors.New("rlock: WithSession needs a lease that is renewed, not WithFixedLease")
 	}

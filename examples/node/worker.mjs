@@ -48,10 +48,8 @@ export class Worker {
 
   async #run(job, work) {
     await this.#locks.lock(`customer:${job.customer}`, { session: 1000, note: `job ${job.id}` }).using(
-      async (hold, signal) => {
-        await work(job, { token: hold.token, signal })
-        signal.throwIfAborted() // Not done if the lock was lost on the way.
-      },
+      // Rejects also if the lock was lost on the way: the job is not done then.
+      (hold, signal) => work(job, { token: hold.token, signal }),
       { timeout: 60_000 },
     )
   }

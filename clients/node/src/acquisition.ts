@@ -41,6 +41,7 @@ export class Acquisition {
   #awake = false
   #unsure = false
   #lease: number
+  /** Why the server did not serve the request; undefined if it did at last. */
   #failure: LockError | undefined
   #stopped: Error | undefined
   #reject: ((error: Error) => void) | undefined
@@ -67,11 +68,15 @@ export class Acquisition {
     try {
       const stopped = new Promise<never>((_, reject) => (this.#reject = reject))
       const outcome = Promise.race([this.#enter(ended), stopped])
-      const late = () =>
-        wait === undefined
-          ? (this.#failure ?? new Unavailable(`no answer within ${core.commandTimeout} ms`))
-          : new LockTimeout(`not granted within ${wait} ms`, this.#failure?.code, this.#failure)
-      const time = wait === undefined ? core.commandTimeout : wait + PATIENCE_MS
+      const limit = wait ?? core.commandTimeout
+      const late = () => {
+        const failure = this.#failure ?? new Unavailable(`no answer within ${limit} ms`)
+        if (wait === undefined) return failure
+        // The server says when the time is up, unless it was not asked because the owner was busy.
+        const cause = this.#id ? failure : undefined
+        return new LockTimeout(`not granted within ${limit} ms`, cause?.code, cause)
+      }
+      const time = wait === undefined ? limit : limit + PATIENCE_MS
       const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, late)
       if (granted instanceof Holding) return granted
       if (this.#stopped) throw this.#stopped
@@ -152,6 +157,7 @@ export class Acquisition {
         }
         const answer = await this.#ask(silent)
         if (answer === 'WAITING') {
+          this.#failure = undefined
           await this.#listen()
           silent = this.#message === undefined
           tokens = this.#read()
@@ -179,8 +185,9 @@ export class Acquisition {
           if (!tokens && failure.code !== undefined) this.#unsure = false
           throw failure
         }
-        this.#failure = failure
         if (this.request.wait === undefined && failure.code !== undefined) throw failure
+        if (!this.#failure) this.core.warn(`retrying to acquire ${this.request.keys.join(', ')}`, failure)
+        this.#failure = failure
         await this.#pauses.backOff()
       }
     }

@@ -7,7 +7,7 @@ import { IoredisDriver, type IoredisClient } from './ioredis.js'
 import { Lock, Semaphore } from './lock.js'
 import { type NodeRedisClient, NodeRedisDriver } from './node-redis.js'
 import type { AcquireOptions, ClientOptions, FairLockOptions, LockOptions, SemaphoreOptions } from './options.js'
-import { checkMs, merge } from './options.js'
+import { checkMs, LEAST_LEASE_MS, merge } from './options.js'
 
 /** A client of ioredis or node-redis, of a single server or a cluster. */
 export type RedisClient = IoredisClient | NodeRedisClient
@@ -27,7 +27,7 @@ export class RLockClient {
    */
   constructor(client: RedisClient | Driver, options: ClientOptions = {}) {
     const { lease = 30_000, commandTimeout = 5000, clock = systemClock } = options
-    checkMs('lease', lease, 1)
+    checkMs('lease', lease, LEAST_LEASE_MS)
     checkMs('commandTimeout', commandTimeout, 1)
     const emit = (message: string, error?: unknown) =>
       process.emitWarning(error instanceof Error ? `${message}: ${error.message}` : message, 'RLockWarning')

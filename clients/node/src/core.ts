@@ -28,10 +28,11 @@ export class Core {
   closing: Promise<void> | undefined
   /** Nothing is repeated any more. */
   ended = false
+  /** The longest lease that the server grants, once it was asked. */
+  longestLease: number | undefined
   readonly #background = new Set<Promise<unknown>>()
   #settling = 0
   readonly #unwatch: () => void
-  #maxLease: number | undefined
 
   constructor(
     readonly driver: Driver,
@@ -70,14 +71,14 @@ export class Core {
 
   /** The longest lease that the server grants. Asks it once, or again. */
   async maxLease(key: string, timeout: number, again = false): Promise<number> {
-    if (this.#maxLease === undefined || again) {
+    if (this.longestLease === undefined || again) {
       const info = await this.send(key, ['INFO', 'rlock'], timeout).catch((error: unknown) => {
         if (error instanceof Unavailable) throw error
         return '' // The user may not ask.
       })
-      this.#maxLease = Number(/^rlock_max_lease_ms:(\d+)/m.exec(String(info))?.[1] ?? Infinity)
+      this.longestLease = Number(/^rlock_max_lease_ms:(\d+)/m.exec(String(info))?.[1] ?? Infinity)
     }
-    return this.#maxLease
+    return this.longestLease
   }
 
   /** Removes entries of {@link named}, unless they have become others. */

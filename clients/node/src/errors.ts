@@ -13,7 +13,10 @@ export class LockError extends Error {
   }
 }
 
-/** The timeout of `acquire` ended before the lock was granted. `cause` is the last failure, if there was one. */
+/**
+ * The timeout of `acquire` ended before the lock was granted. `cause` is an {@link Unavailable} if the server was
+ * unreachable, silent or refusing at the end; without one, another owner held the lock.
+ */
 export class LockTimeout extends LockError {}
 
 /** The hold ended before it was released: its lease expired, or the server answered that it has ended. */

@@ -8,8 +8,11 @@ import { checkMs, sessionLease } from './options.js'
 // Timers stand still while the machine is suspended, so the clock is read this often.
 const LOOK_MS = 500
 
-/** `await using` looks for this symbol, which Node has since 20.5. */
-const asyncDispose: typeof Symbol.asyncDispose =
+// What RELEASE says of a hold that has ended: also if the key was overwritten or deleted.
+const GONE = new Set(['NOTOWNER', 'WRONGTYPE', 'NOSEMAPHORE'])
+
+/** `await using` looks for this symbol, which Node has since 20.5. @internal */
+export const asyncDispose: typeof Symbol.asyncDispose =
   (Symbol as { asyncDispose?: typeof Symbol.asyncDispose }).asyncDispose ??
   (Symbol.for('Symbol.asyncDispose') as unknown as typeof Symbol.asyncDispose)
 
@@ -50,7 +53,7 @@ export class Holding {
     this.#wait = this.#period = isKept ? this.#span / 3 : Infinity
     core.holdings.add(this)
     for (const name of request.names) core.named.set(name, this)
-    this.#look()
+    this.#watch()
   }
 
   /** The milliseconds until the deadline; 0 after it, and once the release has begun. */
@@ -58,11 +61,17 @@ export class Holding {
     return this.#over ? 0 : this.#left()
   }
 
+  /** Whether it is held. Tells of the loss if the timer is late. */
+  look(): boolean {
+    if (this.remaining() <= 0) this.#lose('its lease has expired', true)
+    return !this.#over
+  }
+
   /** A connection of the application's client is established, and is to keep the session. */
   connected(): void {
     if (this.request.options.session === undefined) return
     this.#wait = 0
-    this.#look()
+    this.#watch()
   }
 
   /** Ends the belief, with a reason if the application did not ask for it, and sends RELEASE. */
@@ -72,8 +81,7 @@ export class Holding {
 
   async #release(keep: number | undefined, reason: Error | undefined): Promise<boolean> {
     const { core } = this
-    if (this.remaining() <= 0) {
-      this.#lose('its lease has expired', true)
+    if (!this.look()) {
       this.#replace(this.#settling)
       return false
     }
@@ -118,11 +126,11 @@ export class Holding {
         failure = translate(error)
         // A newer request of this owner has the hold.
         if (failure.code === 'STALE') return true
-        if (failure.code === 'NOTOWNER') {
+        if (failure.code !== undefined && GONE.has(failure.code)) {
           // ioredis repeats by itself what a lost connection has not answered.
           if ((repeated || core.losses !== losses) && this.#left() > 0) return true
           this.lost ??= new LockLost(failure.message, failure.code)
-          // MRELEASE releases no key if one of them is not held.
+          // MRELEASE releases no key if it cannot release one of them.
           const one = (token: number, n: number) => {
             const key = request.keys[n] ?? ''
             return core.send(key, ['RLOCK.RELEASE', key, request.owner, 'REQ', id, 'TOKEN', String(token)])
@@ -163,15 +171,11 @@ export class Holding {
   }
 
   // The deadline depends on the clock alone: no answer, connection or renewal can keep this from being called.
-  readonly #look = (): void => {
+  readonly #watch = (): void => {
     clearTimeout(this.#timer)
-    const left = this.remaining()
-    if (left <= 0) {
-      this.#lose('its lease has expired', true)
-      return
-    }
+    if (!this.look()) return
     const due = this.#wait - this.#tried()
-    this.#timer = setTimeout(this.#look, Math.min(left, LOOK_MS, due > 0 ? due : Infinity))
+    this.#timer = setTimeout(this.#watch, Math.min(this.#left(), LOOK_MS, due > 0 ? due : Infinity))
     if (due <= 0 && !this.#renewing) void this.#renew()
   }
 
@@ -187,7 +191,7 @@ export class Holding {
     const timeout = Math.min(this.#period, core.commandTimeout, this.#left())
     try {
       const left = integer(await core.send(firstKey(request), command, timeout)) ?? lease
-      const span = Math.min(left, lease, this.#span)
+      const span = Math.min(left, lease, this.#span, core.longestLease ?? Infinity)
       // An answer that arrives after the deadline prolongs nothing.
       if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(span)]
       // The server shortens the lease if it allows less by now.
@@ -199,7 +203,7 @@ export class Holding {
       ;[this.#tried, this.#wait] = [core.now(), this.#pauses.next()]
     }
     this.#renewing = false
-    this.#look()
+    this.#watch()
   }
 }
 
@@ -252,13 +256,13 @@ export class Hold implements AsyncDisposable {
 
   /**
    * Ends the hold and keeps the lock closed for `ms` milliseconds, for work that must happen at most once per
-   * period. Only of mutexes and fair locks, and not while the owner holds several times. Resolves as
+   * period; 0 is a {@link release}. Only of mutexes and fair locks, and not while the owner holds several times. Resolves as
    * {@link release} does.
    *
-   * @throws TypeError for other locks, RangeError unless `ms` is a whole number above 0
+   * @throws TypeError for other locks, RangeError unless `ms` is a whole number, at most 365 days
    */
   async releaseAndKeep(ms: number): Promise<boolean> {
-    checkMs('ms', ms, 1)
+    checkMs('ms', ms, 0)
     const { family, many } = this.holding.request
     if (many || (family !== 'RLOCK' && family !== 'RFAIRLOCK')) {
       throw new TypeError('only a mutex or a fair lock can be kept closed')
@@ -270,11 +274,12 @@ export class Hold implements AsyncDisposable {
   /**
    * Releases the lock at the end of an `await using` scope.
    *
-   * @throws {@link LockLost} if the lock was lost before. If the scope ended with an error as well, the
-   * language wraps both in a SuppressedError; {@link Lock.using} does not.
+   * @throws {@link LockLost} if the lock was lost before, {@link Closed} if the client was closed. If the scope
+   * ended with an error as well, the language wraps both in a SuppressedError; {@link Lock.using} does not.
    */
   async [asyncDispose](): Promise<void> {
     await this.#release()
+    this.signal.throwIfAborted()
     if (this.holding.lost) throw this.holding.lost
   }
 
@@ -282,6 +287,6 @@ export class Hold implements AsyncDisposable {
     if (this.#released) return this.#released
     const { holding } = this
     const isLast = --holding.count <= 0
-    return (this.#released = isLast ? holding.release(keep) : Promise.resolve(holding.remaining() > 0))
+    return (this.#released = isLast ? holding.release(keep) : Promise.resolve(holding.look()))
   }
 }

@@ -2,11 +2,9 @@ import { Acquisition } from './acquisition.js'
 import { integer, option, type Target } from './commands.js'
 import type { Core } from './core.js'
 import { Closed, LockTimeout } from './errors.js'
-import { Hold } from './hold.js'
+import { asyncDispose, Hold } from './hold.js'
 import type { AcquireOptions, HoldOptions, LockOptions, SemaphoreOptions } from './options.js'
-import { checkMs, merge } from './options.js'
-
-const LEAST_LEASE_MS = 10
+import { checkMs, checkPermits, LEAST_LEASE_MS, merge, YEAR_MS } from './options.js'
 
 /** A lock. Made by {@link RLockClient}; making one costs nothing and tells the server nothing. */
 export class Lock<Options extends LockOptions = LockOptions> {
@@ -31,8 +29,9 @@ export class Lock<Options extends LockOptions = LockOptions> {
    */
   async acquire(options: AcquireOptions & Options = {} as AcquireOptions & Options): Promise<Hold> {
     const { timeout = Infinity, signal, ...rest } = options
-    if (timeout !== Infinity) checkMs('timeout', timeout, 0)
-    const hold = await this.#acquire(timeout > 0 ? timeout : undefined, rest, signal)
+    const unlimited = timeout > YEAR_MS
+    if (!unlimited) checkMs('timeout', timeout, 0)
+    const hold = await this.#acquire(unlimited ? Infinity : timeout || undefined, rest, signal)
     if (hold) return hold
     throw new LockTimeout(`the lock on ${this.keys.join(', ')} was not granted within ${String(timeout)} ms`)
   }
@@ -47,21 +46,26 @@ export class Lock<Options extends LockOptions = LockOptions> {
   }
 
   /**
-   * Acquires the lock, runs `work` and releases the lock. Resolves or rejects as `work` does, even if the lock
-   * was lost meanwhile: `signal` tells `work` of the loss.
+   * Acquires the lock, runs `work` and releases the lock. Resolves or rejects as `work` does, unless `work` has
+   * resolved under a lock that was lost. `signal` tells `work` of the loss.
    *
-   * @throws what {@link acquire} and `work` throw
+   * @throws what {@link acquire} and `work` throw; otherwise {@link LockLost} if the hold ended before its release,
+   * and {@link Closed} if the client was closed
    */
   async using<T>(
     work: (hold: Hold, signal: AbortSignal) => T | Promise<T>,
     options?: AcquireOptions & Options,
   ): Promise<T> {
     const hold = await this.acquire(options)
+    let result: T
     try {
-      return await work(hold, hold.signal)
-    } finally {
+      result = await work(hold, hold.signal)
+    } catch (error) {
       await hold.release()
+      throw error
     }
+    await hold[asyncDispose]()
+    return result
   }
 
   async #acquire(wait: number | undefined, own: LockOptions, signal: AbortSignal | undefined): Promise<Hold | null> {
@@ -71,8 +75,9 @@ export class Lock<Options extends LockOptions = LockOptions> {
     const { permits = target.permits } = own as SemaphoreOptions
     checkMs('lease', options.lease, LEAST_LEASE_MS)
     checkMs('fixedLease', options.fixedLease, LEAST_LEASE_MS)
-    checkMs('session', options.session, 10)
+    checkMs('session', options.session, LEAST_LEASE_MS)
     checkMs('grace', options.grace, 0)
+    checkPermits(permits)
     signal?.throwIfAborted()
     if (core.closing) throw new Closed('the client is closed')
     const { owner = `${core.id}:${++core.owners}` } = options
@@ -97,12 +102,14 @@ export class Semaphore extends Lock<SemaphoreOptions> {
   /**
    * Makes the semaphore with a number of permits; of an existing one it changes only the idle time.
    *
-   * @param idle the server deletes the semaphore when it was unused for so many milliseconds
+   * @param permits a whole number, 1 or more
+   * @param idle the server deletes the semaphore when it was unused for so many milliseconds; 0: never
    * @returns true if it was made, false if it existed
    * @throws {@link Unavailable}, {@link Refused}, {@link ModuleMissing}, {@link ModuleTooOld}
    */
   async init(permits: number, { idle }: { idle?: number } = {}): Promise<boolean> {
     checkMs('idle', idle, 0)
+    checkPermits(permits)
     const key = this.target.keys[0] ?? ''
     const command = ['RSEMAPHORE.INIT', key, String(permits), ...option('IDLE', idle)]
     return integer(await this.core.send(key, command)) === 1

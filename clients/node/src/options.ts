@@ -1,10 +1,10 @@
 import type { Clock } from './clock.js'
 
-/** Options of a lock. Times are whole milliseconds. */
+/** Options of a lock. Times are whole milliseconds, at most 31,536,000,000 (365 days). */
 export interface LockOptions {
-  /** The lease, which is renewed at a third of its length while the lock is held. Default: 30,000. */
+  /** The lease, 10 or more, which is renewed at a third of its length while the lock is held. Default: 30,000. */
   lease?: number
-  /** A lease that is not renewed: the hold ends after it. Replaces `lease`. */
+  /** A lease, 10 or more, that is not renewed: the hold ends after it. Replaces `lease`. */
   fixedLease?: number
   /**
    * Binds the hold to the application's connection: if that is lost and no new one is made, the hold ends
@@ -35,7 +35,7 @@ export interface SemaphoreOptions extends LockOptions {
 
 /** Options of a wait. */
 export interface AcquireOptions extends LockOptions {
-  /** How long to wait, in milliseconds. Default: no limit. */
+  /** How long to wait, in milliseconds; 0 tries once. More than 365 days, such as `Infinity`, and by default: no limit. */
   timeout?: number
   /** Cancels the wait. The request is withdrawn from the server in the background. */
   signal?: AbortSignal
@@ -43,11 +43,14 @@ export interface AcquireOptions extends LockOptions {
 
 /** Options of {@link RLockClient}. */
 export interface ClientOptions {
-  /** The lease of locks that do not name one, in milliseconds. Default: 30,000. */
+  /** The lease of locks that do not name one, in milliseconds, 10 or more. Default: 30,000. */
   lease?: number
   /** How long to wait for the answer to a command, in milliseconds. Default: 5,000. */
   commandTimeout?: number
-  /** Hears of failures that no promise can report, such as a release that did not reach the server. Default: a process warning. */
+  /**
+   * Hears of the first failure of a wait, which goes on, and of a release that did not reach the server.
+   * Default: a process warning.
+   */
   onWarning?: (message: string, error?: unknown) => void
   /** For tests: where the time comes from. */
   clock?: Clock
@@ -58,10 +61,25 @@ export interface HoldOptions extends FairLockOptions {
   lease: number
 }
 
+/** The shortest lease and session that leave time for a renewal. @internal */
+export const LEAST_LEASE_MS = 10
+
+/** 365 days, the longest time that the server counts. @internal */
+export const YEAR_MS = 31_536_000_000
+
 /** @internal */
 export function checkMs(name: string, ms: number | undefined, least: number): void {
-  if (ms !== undefined && !(Number.isSafeInteger(ms) && ms >= least)) {
-    throw new RangeError(`${name} is ${String(ms)}; expected whole milliseconds, ${String(least)} or more`)
+  checkWhole(name, ms, 'milliseconds', least, YEAR_MS)
+}
+
+/** @internal */
+export function checkPermits(permits: number | undefined): void {
+  checkWhole('permits', permits, 'numbers', 1, 0xffffffff)
+}
+
+function checkWhole(name: string, value: number | undefined, what: string, least: number, most: number): void {
+  if (value !== undefined && !(Number.isSafeInteger(value) && value >= least && value <= most)) {
+    throw new RangeError(`${name} is ${String(value)}; expected whole ${what} from ${String(least)} to ${String(most)}`)
   }
 }
 

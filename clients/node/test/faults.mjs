@@ -29,8 +29,8 @@ export function faults(driver) {
       proxy = await startProxy(server.port)
       app = await driver.connect({ port: proxy.port })
       clock = new TestClock()
-      warnings = []
-      rlock = new RLockClient(app.client, { commandTimeout: 1000, clock, onWarning: (text) => warnings.push(text) })
+      const own = (warnings = [])
+      rlock = new RLockClient(app.client, { commandTimeout: 1000, clock, onWarning: (text) => own.push(text) })
     })
     afterEach(async () => {
       await rlock.close()
@@ -76,6 +76,53 @@ export function faults(driver) {
       await redis('REPLICAOF', 'NO', 'ONE')
       await (await waiting).release()
       await isFree('passes')
+    })
+
+    const outages = {
+      silent: () => (proxy.stalled = true),
+      unreachable: () => {
+        proxy.refusing = true
+        proxy.cut()
+      },
+    }
+    for (const [name, begin] of Object.entries(outages)) {
+      test(`a wait that ends while the server is ${name} carries the cause, before and after it was asked`, async () => {
+        const taken = rlock.lock('outage')
+        await taken.acquire()
+        const ends = (lock, timeout) =>
+          assert.rejects(
+            lock.acquire({ timeout }),
+            (error) => error instanceof LockTimeout && error.cause instanceof Unavailable,
+          )
+        const asked = ends(taken, 2000)
+        await waits('outage')
+        begin()
+        await Promise.all([asked, ends(rlock.fairLock('fair'), 700), ends(rlock.multiLock(['outage', 'other']), 700)])
+        proxy.stalled = proxy.refusing = false
+      })
+    }
+
+    test('a wait that ends after an outage has no cause; its first failure is a warning', async () => {
+      await rlock.lock('over').acquire()
+      await redis('REPLICAOF', '127.0.0.1', '1')
+      const waiting = rlock.lock('over').acquire({ timeout: 3000 })
+      await until(() => warnings.length === 1, 'the warning')
+      await sleep(300)
+      await redis('REPLICAOF', 'NO', 'ONE')
+      await assert.rejects(waiting, (error) => error instanceof LockTimeout && error.cause === undefined)
+      assert.deepEqual(warnings, ['retrying to acquire over'])
+    })
+
+    test('a wait for the turn of its busy owner is no outage', async () => {
+      await redis('RLOCK.ACQUIRE', 'busy', 'driver', 'PX', '60000')
+      const busy = rlock.lock('busy', { owner: 'alice' })
+      const first = assert.rejects(busy.acquire(), Closed)
+      await waits('busy')
+      await assert.rejects(
+        busy.acquire({ timeout: 100 }),
+        (error) => error instanceof LockTimeout && error.cause === undefined,
+      )
+      await Promise.all([first, rlock.close()])
     })
 
     test('a quarantine tells how long it lasts; a wrong type is refused', async () => {
