@@ -44,13 +44,8 @@ struct Length {
     steps: usize,
 }
 
-const SHORT: Length = Length {
-    faults: 1,
-    acquisitions: 60,
-    lease: Duration::from_millis(2500),
-    cut_off: Duration::from_secs(3),
-    steps: 8,
-};
+const SHORT: Length =
+    Length { faults: 1, acquisitions: 60, lease: Duration::from_secs(2), cut_off: Duration::from_secs(3), steps: 8 };
 /// An interrupted run loses the faults of one such length at most.
 const LONG: Length = Length {
     faults: 5,
@@ -176,6 +171,8 @@ no_two_workers_believe_after! {
 
 #[test]
 fn without_the_settings_two_workers_believe_at_the_same_time() {
-    let (outcome, _) = run(Fault::SplitBrain, Settings::Default, SHORT).expect("any machine can show it");
+    // Pauses are in proportion to the lease, and workers need some time to meet.
+    let length = Length { lease: LONG.lease, ..SHORT };
+    let (outcome, _) = run(Fault::SplitBrain, Settings::Default, length).expect("any machine can show it");
     assert!(outcome.overlaps > 0, "the check did not detect an overlap");
 }
