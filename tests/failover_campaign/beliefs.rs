@@ -39,11 +39,11 @@ pub fn overlaps(beliefs: &[Belief], began: Instant) -> Vec<Overlap> {
     overlaps
 }
 
-/// Returns the longest time from one grant to the next, within a time.
+/// Returns the longest time from one grant to the next that ended within a time.
 pub fn longest_gap(beliefs: &[Belief], from: Instant, until: Instant) -> Duration {
     let mut grants: Vec<Instant> = beliefs.iter().map(|belief| belief.from).collect();
     grants.sort();
-    let is_within = |pair: &&[Instant]| pair[1] > from && pair[0] < until;
+    let is_within = |pair: &&[Instant]| pair[1] > from && pair[1] <= until;
     grants.windows(2).filter(is_within).map(|pair| pair[1] - pair[0]).max().unwrap_or_default()
 }
 
@@ -108,7 +108,7 @@ mod tests {
             longest_gap(&apart, began + Duration::from_millis(from), began + Duration::from_millis(until))
         };
         assert_eq!(gap(0, 30), Duration::from_millis(10));
-        assert_eq!(gap(11, 30), Duration::from_millis(5));
+        assert_eq!(gap(10, 30), Duration::from_millis(5));
     }
 
     #[test]
