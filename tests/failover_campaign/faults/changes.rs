@@ -32,6 +32,10 @@ impl Fleet {
     pub fn change_times(&mut self, lease: Duration, lag: Duration, is_raise: bool) {
         let [lease_ms, lag_ms] = [lease, lag].map(|time| time.as_millis());
         self.change(&format!("rlock.max-lease-ms {lease_ms} rlock.max-replica-lag-ms {lag_ms}"), is_raise);
+        // The new limit counts from the next tick on.
+        for server in &self.servers {
+            eventually(SOON, || says(server, &[&format!("rlock_max_lease_ms:{lease_ms}")]));
+        }
     }
 
     /// Raises the settings and adds a server, or removes it and lowers them. A failover follows.

@@ -43,6 +43,9 @@ fn line(text: &mut String, Key { name, kind, permits }: &Key, at: usize, belief:
         (Kind::RwLock, _) => (READERS, READERS),
         (Kind::Mutex | Kind::Fair, _) => (1, 1),
     };
+    // The orders in which owners may have shared a lock are too many to search, so there each
+    // acquisition takes effect when the belief begins.
+    let asked_us = if of == 1 { asked_us } else { from_us };
     let [sent, from, until] = [asked_us, from_us, until_us].map(|us| us * 1000);
     let _ = writeln!(
         text,

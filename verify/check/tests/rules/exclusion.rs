@@ -83,5 +83,9 @@ fn beliefs_are_written_for_porcupine() {
         acquire(2, None, None),
         Outcome::Granted(5),
     ));
-    assert!(permits[1].contains(r#""owner":"1-0""#) && permits[1].ends_with(r#""takes":2,"of":3}"#), "{permits:?}");
+    assert!(
+        permits[1].contains(r#""owner":"1-0","sent":11000000,"from":11000000"#)
+            && permits[1].ends_with(r#""takes":2,"of":3}"#),
+        "{permits:?}"
+    );
 }
