@@ -42,6 +42,9 @@ JOBS         ?= 2
 # `make test-failover` upgrades from this commit, the last one without the settings for failovers.
 BEFORE       ?= a307796
 
+# Where `make porcupine` finds the beliefs that the tests record.
+HISTORIES    ?= target/histories
+
 # `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. HEADLINE= and
 # SIZING= skip the second and the third.
 ROUNDS       ?= 5
@@ -230,7 +233,12 @@ failover: build ## Kill a primary under load 20 times, with Sentinel
 	RLOCK_SERVER=$(SERVER) RLOCK_FAILOVERS=20 cargo test-all --test module -- --nocapture failover::replica_of_a_primary_killed
 
 test-failover: build ## Cause each fault of a master under load, on each server, and record overlaps (hours; continues an interrupted run); SERVERS=redis-server
+	@$(NEED) go
 	RLOCK_MODULE_BEFORE=$$(./scripts/before $(BEFORE)) ./scripts/failovers $(SERVERS)
+
+porcupine: ## Judge the beliefs in HISTORIES, which a run with RLOCK_HISTORIES has recorded, with a checker that is not ours
+	@$(NEED) go
+	./scripts/porcupine $(HISTORIES)
 
 client-native-tls: build ## Test the client's TLS with the system's TLS library
 	@$(NEED) openssl

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::LONG;
 use super::faults::Fault;
 use super::fleet::Settings;
 use crate::support::{Server, version_of};
@@ -24,25 +25,33 @@ const FAULTS_WITHOUT: usize = 4;
 
 const BEGIN: &str = "<!-- written by `make test-failover`: begin -->";
 const END: &str = "<!-- written by `make test-failover`: end -->";
-const HEAD: &str = "| fault | server | faults | acquisitions | overlaps | longest time without a grant, s | holds kept over a fault | faults without the settings | overlaps |\n\
-     |---|---|---:|---:|---:|---:|---:|---:|---:|\n";
+const HEAD: &str = "| fault | server | faults | acquisitions | overlaps | without a grant, s: median | longest | from following to granting, s: median | longest | allowed | holds kept over a fault | faults without the settings | overlaps |\n\
+     |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+/// The beginning of a line below the table with the times of a row, from which medians come.
+const TIMES_BEGIN: &str = "times: ";
 
 /// The results of a number of faults.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     pub faults: usize,
     pub acquisitions: usize,
     pub overlaps: usize,
-    pub longest_gap: Duration,
+    /// For each fault the longest time without a grant.
+    pub gaps: Vec<Duration>,
+    /// For each fault the longest time from when a master was followed until it granted.
+    pub waits: Vec<Duration>,
     /// The number of holds that were renewed over a fault, for longer than the longest lease after
     /// it began.
     pub kept: usize,
 }
 
 /// A line of the table.
+#[derive(Clone, Default)]
 struct Line {
     fault: String,
     server: String,
+    /// How long a master may take to grant once it is followed, by the documents.
+    allowed: String,
     safe: Outcome,
     default: Outcome,
 }
@@ -91,35 +100,34 @@ impl Record {
     /// Returns how many faults a row still needs.
     pub fn lacks(&self, fault: Fault, settings: Settings) -> usize {
         let lines = self.read(&lock()).lines;
-        let line = lines.iter().find(|line| self.is_about(line, fault));
-        let had = |of: fn(&Line) -> Outcome| line.map(of).unwrap_or_default().faults;
+        let line = lines.into_iter().find(|line| self.is_about(line, fault)).unwrap_or_default();
         match settings {
-            Settings::Safe => self.wanted.saturating_sub(had(|line| line.safe)),
-            Settings::Default => FAULTS_WITHOUT.saturating_sub(had(|line| line.default)),
+            Settings::Safe => self.wanted.saturating_sub(line.safe.faults),
+            Settings::Default if fault.exists_by_default() => FAULTS_WITHOUT.saturating_sub(line.default.faults),
+            Settings::Default => 0,
         }
     }
 
-    pub fn add(&self, fault: Fault, settings: Settings, outcome: Outcome) {
+    pub fn add(&self, fault: Fault, settings: Settings, outcome: &Outcome) {
         let guard = lock();
         let Page { before, mut heads, mut lines, after } = self.read(&guard);
         heads.insert(self.head.clone());
         let at = lines.iter().position(|line| self.is_about(line, fault)).unwrap_or_else(|| {
+            let allowed = format!("{:.1}", fault.allowed(LONG.lease).as_secs_f64());
             let (fault, server) = (fault.name().to_owned(), self.server.clone());
-            lines.push(Line { fault, server, safe: Outcome::default(), default: Outcome::default() });
+            lines.push(Line { fault, server, allowed, ..Line::default() });
             lines.len() - 1
         });
         let row = match settings {
             Settings::Safe => &mut lines[at].safe,
             Settings::Default => &mut lines[at].default,
         };
-        row.faults += outcome.faults;
-        row.acquisitions += outcome.acquisitions;
-        row.overlaps += outcome.overlaps;
-        row.kept += outcome.kept;
-        row.longest_gap = row.longest_gap.max(outcome.longest_gap);
+        row.add(outcome);
         lines.sort_by(|one, other| (&one.server, &one.fault).cmp(&(&other.server, &other.fault)));
         let heads: Vec<String> = heads.into_iter().collect();
-        let text = format!("{before}{BEGIN}\n\n{}\n\n{HEAD}{}\n{END}{after}", heads.join("\n"), table(&lines));
+        let times: String = lines.iter().map(Line::times).collect();
+        let (heads, table) = (heads.join("\n"), table(&lines));
+        let text = format!("{before}{BEGIN}\n\n{heads}\n\n{HEAD}{table}\n<!--\n{times}-->\n\n{END}{after}");
         let unfinished = self.page.with_extension("unfinished");
         fs::write(&unfinished, text).expect("a writable folder");
         fs::rename(&unfinished, &self.page).expect("a writable folder");
@@ -134,7 +142,10 @@ impl Record {
         let (before, rest) = page.split_once(BEGIN).expect("a place for the table");
         let (table, after) = rest.split_once(END).expect("an end of the table");
         let heads = table.lines().filter(|line| line.starts_with(HEAD_BEGINS)).map(str::to_owned).collect();
-        let lines = table.lines().filter_map(Line::read).collect();
+        let mut lines: Vec<Line> = table.lines().filter_map(Line::read).collect();
+        for text in table.lines() {
+            lines.iter_mut().for_each(|line| line.read_times(text));
+        }
         Page { before: before.to_owned(), heads, lines, after: after.to_owned() }
     }
 }
@@ -146,12 +157,46 @@ fn lock() -> MutexGuard<'static, ()> {
 /// The first cell of a line with the sums for a server.
 const ALL: &str = "all";
 
+impl Outcome {
+    fn add(&mut self, other: &Self) {
+        self.faults += other.faults;
+        self.acquisitions += other.acquisitions;
+        self.overlaps += other.overlaps;
+        self.kept += other.kept;
+        self.gaps.extend(&other.gaps);
+        self.waits.extend(&other.waits);
+    }
+}
+
+/// Returns the median and the longest of some times, in seconds.
+fn median_and_longest(times: &[Duration]) -> [f64; 2] {
+    let mut sorted = times.to_vec();
+    sorted.sort();
+    let at = |at: Option<usize>| at.and_then(|at| sorted.get(at)).copied().unwrap_or_default().as_secs_f64();
+    [at(Some(sorted.len() / 2)), at(sorted.len().checked_sub(1))]
+}
+
 impl Line {
     /// `None` if the line is not about one fault.
     fn read(line: &str) -> Option<Self> {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let ["", fault, server, faults, acquisitions, overlaps, gap, kept, faults_without, overlaps_without, ""] =
-            cells.as_slice()
+        let [
+            "",
+            fault,
+            server,
+            faults,
+            acquisitions,
+            overlaps,
+            _,
+            _,
+            _,
+            _,
+            allowed,
+            kept,
+            faults_without,
+            overlaps_without,
+            "",
+        ] = cells.as_slice()
         else {
             return None;
         };
@@ -160,23 +205,45 @@ impl Line {
             faults: number(faults)?,
             acquisitions: number(acquisitions)?,
             overlaps: number(overlaps)?,
-            longest_gap: Duration::from_secs_f64(gap.parse().ok()?),
             kept: number(kept)?,
+            ..Outcome::default()
         };
         let default =
             Outcome { faults: number(faults_without)?, overlaps: number(overlaps_without)?, ..Outcome::default() };
-        let (fault, server) = ((*fault).to_owned(), (*server).to_owned());
-        (fault != ALL).then_some(Self { fault, server, safe, default })
+        let [fault, server, allowed] = [fault, server, allowed].map(|text| (*text).to_owned());
+        (fault != ALL).then_some(Self { fault, server, allowed, safe, default })
+    }
+
+    /// Reads the times of this line, if a line below the table has them.
+    fn read_times(&mut self, line: &str) {
+        let cells: Vec<&str> = line.strip_prefix(TIMES_BEGIN).into_iter().flat_map(|rest| rest.split('|')).collect();
+        if let [fault, server, gaps, waits] = cells[..]
+            && (fault.trim(), server.trim()) == (self.fault.as_str(), self.server.as_str())
+        {
+            let read = |text: &str| -> Vec<Duration> {
+                text.split_whitespace().map(|time| Duration::from_secs_f64(time.parse().expect("a time"))).collect()
+            };
+            (self.safe.gaps, self.safe.waits) = (read(gaps), read(waits));
+        }
+    }
+
+    fn times(&self) -> String {
+        let write =
+            |times: &[Duration]| times.iter().map(|time| format!(" {:.1}", time.as_secs_f64())).collect::<String>();
+        let Self { fault, server, safe, .. } = self;
+        format!("{TIMES_BEGIN}{fault} | {server} |{} |{}\n", write(&safe.gaps), write(&safe.waits))
     }
 
     fn write(&self, out: &mut String) {
-        let Self { fault, server, safe, default } = self;
-        let Outcome { faults, acquisitions, overlaps, longest_gap, kept } = safe;
-        let (gap, without) = (longest_gap.as_secs_f64(), default);
+        let Self { fault, server, allowed, safe, default } = self;
+        let Outcome { faults, acquisitions, overlaps, gaps, waits, kept } = safe;
+        let [gap, longest_gap] = median_and_longest(gaps);
+        let [wait, longest_wait] = median_and_longest(waits);
         let _ = writeln!(
             out,
-            "| {fault} | {server} | {faults} | {acquisitions} | {overlaps} | {gap:.1} | {kept} | {} | {} |",
-            without.faults, without.overlaps
+            "| {fault} | {server} | {faults} | {acquisitions} | {overlaps} | {gap:.1} | {longest_gap:.1} | {wait:.1} \
+             | {longest_wait:.1} | {allowed} | {kept} | {} | {} |",
+            default.faults, default.overlaps
         );
     }
 }
@@ -187,19 +254,31 @@ fn table(lines: &[Line]) -> String {
     servers.dedup();
     let mut text = String::new();
     for server in servers {
-        let of_server = || lines.iter().filter(|line| line.server == server);
-        let sum = |of: fn(&Line) -> Outcome| {
-            of_server().map(of).fold(Outcome::default(), |sum, one| Outcome {
-                faults: sum.faults + one.faults,
-                acquisitions: sum.acquisitions + one.acquisitions,
-                overlaps: sum.overlaps + one.overlaps,
-                longest_gap: sum.longest_gap.max(one.longest_gap),
-                kept: sum.kept + one.kept,
-            })
-        };
-        of_server().for_each(|line| line.write(&mut text));
-        let (safe, default) = (sum(|line| line.safe), sum(|line| line.default));
-        Line { fault: ALL.to_owned(), server: server.to_owned(), safe, default }.write(&mut text);
+        let mut sum = Line { fault: ALL.to_owned(), server: server.to_owned(), ..Line::default() };
+        for line in lines.iter().filter(|line| line.server == server) {
+            line.write(&mut text);
+            sum.safe.add(&line.safe);
+            sum.default.add(&line.default);
+        }
+        sum.write(&mut text);
     }
     text
+}
+
+#[test]
+fn table_that_was_written_is_read_again() {
+    let times = [1.5, 30.0, 2.0].map(Duration::from_secs_f64).to_vec();
+    let safe =
+        Outcome { faults: 3, acquisitions: 90, kept: 1, gaps: times.clone(), waits: times, ..Outcome::default() };
+    let default = Outcome { faults: 2, overlaps: 7, ..Outcome::default() };
+    let line = Line { fault: "a".to_owned(), server: "b".to_owned(), allowed: "14.0".to_owned(), safe, default };
+    let text = table(&[line.clone()]);
+    assert!(
+        text.starts_with("| a | b | 3 | 90 | 0 | 2.0 | 30.0 | 2.0 | 30.0 | 14.0 | 1 | 2 | 7 |\n| all | b |"),
+        "{text}"
+    );
+    let mut lines: Vec<Line> = text.lines().filter_map(Line::read).collect();
+    assert_eq!(lines.len(), 1);
+    lines[0].read_times(&line.times());
+    assert_eq!((table(&lines), lines[0].times()), (text, line.times()));
 }

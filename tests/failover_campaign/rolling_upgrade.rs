@@ -4,22 +4,29 @@
 use std::env;
 use std::path::Path;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::SHORT;
 use super::assert_no_overlap;
 use super::beliefs::overlaps;
 use super::faults::Fault;
 use super::fleet::{Fleet, SOON, Settings, lines};
-use super::workers::{LONG_LEASE, Load};
+use super::workers::Load;
 use crate::support::{Client, Reply, Server, eventually, module_path};
 
 /// The path of the module of that commit. `make test-failover` builds it.
 const BEFORE: &str = "RLOCK_MODULE_BEFORE";
 
+/// The longest lease that the servers allow.
+const LONG_LEASE: Duration = Duration::from_secs(8);
+
 /// Starts three servers with the old module, without the settings.
 fn old_fleet(module: &Path) -> Fleet {
     let load = format!("loadmodule {}", module.display());
-    let mut fleet = Fleet::default();
+    let mut fleet = Fleet::empty(SHORT, StdRng::seed_from_u64(0));
     fleet.servers = (0..3).map(|_| Server::without_module(&[&load])).collect();
     for replica in [1, 2] {
         fleet.follow(replica, 0);
@@ -32,7 +39,7 @@ fn old_fleet(module: &Path) -> Fleet {
 fn upgrade(fleet: &mut Fleet, number: usize, master: usize) {
     let upstream = format!("127.0.0.1 {}", fleet.servers[master].port());
     let module = module_path().display().to_string();
-    let settings = lines(Fault::SplitBrain, Settings::Safe);
+    let settings = lines(Fault::SplitBrain, Settings::Safe, LONG_LEASE);
     let settings = settings.iter().map(|line| line.split_once(' ').expect("a name and a value"));
     let mut words = vec!["--loadmodule".to_owned(), module, "--replicaof".to_owned(), upstream];
     words.extend(settings.flat_map(|(name, value)| [format!("--{name}"), value.to_owned()]));
@@ -59,7 +66,7 @@ fn a_rolling_upgrade_under_load_loses_no_hold_and_gives_none_twice() {
         return;
     };
     let mut fleet = old_fleet(Path::new(&before));
-    let load = Load::new(fleet.ports());
+    let load = Load::new(fleet.ports(), LONG_LEASE);
     let began = Instant::now();
     thread::scope(|scope| {
         let _end = load.begin(scope);

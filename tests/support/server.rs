@@ -1,6 +1,7 @@
 //! A server that belongs to one test: its own process, port and folder. Dropping the value ends the
 //! process, even if the test fails.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -33,14 +34,21 @@ pub struct Server {
     process: OwnedProcess,
     port: u16,
     folder: TempDir,
-    environment: Environment,
+    place: Place,
     family: Family,
     /// Marks that the test expects in the log.
     forgiven: Vec<&'static str>,
 }
 
-/// Extra environment variables for the process.
-type Environment = Vec<(&'static str, PathBuf)>;
+/// Where a process runs.
+#[derive(Default)]
+struct Place {
+    /// Extra environment variables.
+    environment: Vec<(&'static str, PathBuf)>,
+    /// The words of a command that starts the server in its own process.
+    wrapper: Vec<String>,
+    port: u16,
+}
 
 impl Server {
     /// Starts a server with the module and without persistence.
@@ -60,7 +68,16 @@ impl Server {
 
     /// Starts a server whose wall clock the test can step.
     pub fn with_wall_clock(clock: &WallClock, lines: &[&str]) -> Server {
-        let started = Server::try_start_in(clock.environment().to_vec(), "", lines);
+        Server::placed(Place { environment: clock.environment().to_vec(), ..Place::default() }, lines)
+    }
+
+    /// Starts a server with a command that becomes the server, such as `ip netns exec`, on a port.
+    pub fn wrapped(wrapper: Vec<String>, port: u16, lines: &[&str]) -> Server {
+        Server::placed(Place { wrapper, port, ..Place::default() }, lines)
+    }
+
+    fn placed(place: Place, lines: &[&str]) -> Server {
+        let started = Server::try_start_in(place, "", lines);
         started.unwrap_or_else(|log| panic!("the server did not start:\n{log}"))
     }
 
@@ -103,15 +120,15 @@ impl Server {
 
     /// Starts a server, or returns the log if it gave up.
     pub fn try_start(module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
-        Server::try_start_in(Environment::new(), module_arguments, lines)
+        Server::try_start_in(Place::default(), module_arguments, lines)
     }
 
-    fn try_start_in(environment: Environment, module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
+    fn try_start_in(place: Place, module_arguments: &str, lines: &[&str]) -> Result<Server, String> {
         let load = format!("loadmodule {} {module_arguments}", module_path().display());
-        Server::try_start_with(environment, &load, lines)
+        Server::try_start_with(place, &load, lines)
     }
 
-    fn try_start_with(environment: Environment, load: &str, lines: &[&str]) -> Result<Server, String> {
+    fn try_start_with(place: Place, load: &str, lines: &[&str]) -> Result<Server, String> {
         set_limits();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().display();
@@ -125,8 +142,8 @@ impl Server {
             if ends_in_order() { END_AT_ONCE } else { "" },
         );
         fs::write(folder.path().join("redis.conf"), configuration).expect("a configuration file");
-        let (process, port) = launch(folder.path(), &environment, ANY_PORT, &[])?;
-        Ok(Server { process, port, folder, environment, family: MUTEX, forgiven: Vec::new() })
+        let (process, port) = launch(folder.path(), &place, place.port, &[])?;
+        Ok(Server { process, port, folder, place, family: MUTEX, forgiven: Vec::new() })
     }
 
     /// Kills the process with SIGKILL and starts another one on the same files.
@@ -157,7 +174,7 @@ impl Server {
     /// server refuses them without a crash.
     #[track_caller]
     pub fn try_restart(&mut self) -> Result<(), String> {
-        let launched = launch(self.folder.path(), &self.environment, ANY_PORT, &[]);
+        let launched = launch(self.folder.path(), &self.place, ANY_PORT, &[]);
         if let Err(log) = &launched {
             assert_eq!(crash_mark(log, &[]), None, "the server crashed:\n{log}");
         }
@@ -167,7 +184,7 @@ impl Server {
 
     /// Starts a server without the module.
     pub fn without_module(lines: &[&str]) -> Server {
-        let started = Server::try_start_with(Environment::new(), "", lines);
+        let started = Server::try_start_with(Place::default(), "", lines);
         started.unwrap_or_else(|log| panic!("the server did not start:\n{log}"))
     }
 
@@ -200,7 +217,7 @@ impl Server {
     /// Restarts a killed server on its old port, with extra command-line arguments.
     #[track_caller]
     pub fn restart_in_place(&mut self, words: &[&str]) {
-        (self.process, self.port) = launch(self.folder.path(), &self.environment, self.port, words)
+        (self.process, self.port) = launch(self.folder.path(), &self.place, self.port, words)
             .unwrap_or_else(|log| panic!("the server did not restart:\n{log}"));
     }
 
@@ -379,12 +396,7 @@ const PORTS: Range<u16> = 10_000..32_000;
 const ANY_PORT: u16 = 0;
 
 /// Starts a process and waits until it answers. Returns the log if the process ends first.
-fn launch(
-    folder: &Path,
-    environment: &Environment,
-    wanted: u16,
-    words: &[&str],
-) -> Result<(OwnedProcess, u16), String> {
+fn launch(folder: &Path, place: &Place, wanted: u16, words: &[&str]) -> Result<(OwnedProcess, u16), String> {
     loop {
         // While the server is down, no other process should answer on its port.
         let port = if wanted == ANY_PORT { free_port() } else { wanted };
@@ -392,11 +404,13 @@ fn launch(
         let binary = program::server();
         // Errors in the configuration are printed before the log file is open.
         let output = |name| File::create(folder.join(name)).expect("a file for the output");
-        let child = Process::new(&binary)
+        let mut words_before = place.wrapper.iter().map(OsStr::new).chain([binary.as_os_str()]);
+        let child = Process::new(words_before.next().expect("the server's program"))
+            .args(words_before)
             .arg(folder.join("redis.conf"))
             .args(["--port", &port.to_string()])
             .args(words)
-            .envs(environment.iter().cloned())
+            .envs(place.environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(output("stdout"))
             .stderr(output("stderr"))

@@ -8,6 +8,7 @@
 //! | [`takeovers`] | what a history proves when a server took over that may lack the latest changes |
 //! | [`rules`] | the rules, each a sweep over those spans in the order of time |
 //! | [`drive`] | clients that record a history on real servers, under faults |
+//! | [`beliefs`] | what owners believed, for a checker that is not ours |
 //! | [`record`] | a history as lines of text, to investigate a violation |
 //! | [`invented`] | histories without a server, to test the rules and their speed |
 //! | [`document`] | tables that a run writes into a document |
@@ -17,6 +18,7 @@
 //! and nothing of the module's code. Only the order in which requests reached the server comes
 //! from the server (`MONITOR`).
 
+pub mod beliefs;
 pub mod document;
 pub mod drive;
 pub mod history;

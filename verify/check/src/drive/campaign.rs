@@ -25,7 +25,7 @@ use super::worker::{LONG_WAIT_MS, Worker};
 use crate::history::{Call, History, Key, Kind, Operation, Rule, Violation};
 use crate::record::Record;
 use crate::timeline::SLACK_US;
-use crate::{rules, takeovers};
+use crate::{beliefs, rules, takeovers};
 
 /// The parameters of a campaign.
 #[derive(Clone, Debug)]
@@ -90,18 +90,23 @@ pub(super) const SLOT: &str = "{slot}";
 
 impl Report {
     /// If a rule was broken, writes the record into a folder, under a name made of `words`. Returns
-    /// its path.
+    /// its path. Writes the beliefs, too, if the environment names a folder for them.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written.
+    /// If a file cannot be written.
     pub fn keep(&self, folder: &Path, words: &str) -> Result<Option<PathBuf>> {
+        let is_kept = |letter: char| letter.is_ascii_alphanumeric() || letter == '.';
+        let words: Vec<&str> = words.split(|letter| !is_kept(letter)).filter(|word| !word.is_empty()).collect();
+        let name = words.join("-");
+        if let Some(histories) = env::var_os(beliefs::HISTORIES) {
+            let path = Path::new(&histories).join(format!("check-{name}.jsonl"));
+            beliefs::write(&path, self.history.clone(), &self.violations)?;
+        }
         if self.violations.is_empty() {
             return Ok(None);
         }
-        let is_kept = |letter: char| letter.is_ascii_alphanumeric() || letter == '.';
-        let name: Vec<&str> = words.split(|letter| !is_kept(letter)).filter(|word| !word.is_empty()).collect();
-        let path = folder.join(name.join("-"));
+        let path = folder.join(name);
         self.record.write(&path)?;
         Ok(Some(path))
     }

@@ -122,7 +122,7 @@ impl Owner<'_> {
                 }
                 // The added permits are surely held from now on.
                 believe(one, held, one.answered_us, timeline);
-                held.since_us = one.answered_us;
+                (held.asked_us, held.since_us) = (one.sent_us, one.answered_us);
                 held.count += added;
                 held.sure_until_us = held.sure_until_us.max(sure_until_us);
                 held.possible_until_us = held.possible_until_us.max(possible_until_us);
@@ -141,10 +141,13 @@ impl Owner<'_> {
             believe(one, &mut kept, u64::MAX, timeline);
             timeline.was_given_up(kept.possible_from_us, kept.possible_until_us.min(one.answered_us));
         }
+        // The answer to a later request may report the grant of one without an answer.
+        let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
         *slot = Some(Held {
             owner: one.owner,
             token,
             count,
+            asked_us: sent_us,
             since_us: one.answered_us,
             sure_until_us,
             possible_from_us: one.answered_us,
@@ -154,7 +157,6 @@ impl Owner<'_> {
             released_id: None,
         });
         let Operation { owner, mode, answered_us, .. } = *one;
-        let sent_us = self.unanswered_us.take().unwrap_or(one.sent_us);
         // A session may end with its connection before the client reads the answer.
         let lease_us = if self.has_session { 0 } else { sure_until_us.saturating_sub(one.sent_us) };
         timeline.grants.push(Grant { owner, mode, count, token, sent_us, answered_us, lease_us, order, passes_queue });

@@ -56,7 +56,7 @@ impl Owner<'_> {
             *slot = None;
         } else {
             // The remaining count is surely held throughout.
-            held.since_us = one.sent_us;
+            (held.asked_us, held.since_us) = (one.sent_us, one.sent_us);
             held.count = left;
             held.released_id = request_id;
         }

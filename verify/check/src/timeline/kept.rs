@@ -45,8 +45,8 @@ impl Owner<'_> {
         match one.outcome {
             Outcome::Number(_) => {
                 let sure_until_us = self.sure_until_us(one, keep_ms);
-                let since_us = one.answered_us;
-                self.kept = Some(Held { owner: NOBODY, since_us, sure_until_us, possible_until_us, ..held });
+                let (asked_us, since_us) = (one.sent_us, one.answered_us);
+                self.kept = Some(Held { owner: NOBODY, asked_us, since_us, sure_until_us, possible_until_us, ..held });
                 self.has_given_up = true;
             }
             Outcome::NotOwner => {

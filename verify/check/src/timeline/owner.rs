@@ -13,7 +13,8 @@ pub(super) struct Held {
     pub(super) owner: u64,
     pub(super) token: u64,
     pub(super) count: u32,
-    /// Since when it has this count.
+    /// When the request that gave it this count was sent, and since when it has the count.
+    pub(super) asked_us: u64,
     pub(super) since_us: u64,
     pub(super) sure_until_us: u64,
     pub(super) possible_from_us: u64,
@@ -186,8 +187,8 @@ pub(super) fn lost(one: &Operation, held: &Held) -> Violation {
 pub(super) fn believe(one: &Operation, held: &mut Held, until_us: u64, timeline: &mut Timeline) {
     let until_us = until_us.min(held.sure_until_us);
     if until_us > held.since_us {
-        let Held { owner, token, count, since_us: from_us, .. } = *held;
+        let Held { owner, token, count, asked_us, since_us: from_us, .. } = *held;
         let mode = one.mode;
-        timeline.beliefs.push(Belief { owner, mode, count, from_us, until_us, token });
+        timeline.beliefs.push(Belief { owner, mode, count, asked_us, from_us, until_us, token });
     }
 }

@@ -11,6 +11,8 @@ pub struct Belief {
     pub mode: Mode,
     /// Number of holds or permits.
     pub count: u32,
+    /// When the request that gave it was sent.
+    pub asked_us: u64,
     /// Begin.
     pub from_us: u64,
     /// End, exclusive.
