@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Client, Reply, Server, WallClock, eventually};
+use crate::support::{Client, Relay, Reply, Server, WallClock, eventually};
 
 /// The longest lease, which each worker asks for.
 const LEASE: Duration = Duration::from_millis(4000);
@@ -196,11 +196,9 @@ fn hold_is_not_renewed_at_once_after_a_restart() {
     p.restart_in_place(&["--replicaof", "no", "one"]);
     x.move_to(&p);
     let _y = Worker::start(&a, 'y', &beliefs);
-    // Time itself: C leaves A when x has believed for half of its lease, so that A may still grant
-    // when that lease has ended.
-    thread::sleep(LEASE / 2);
+    // Time itself: C follows A, which grants when the lease of x has ended there.
+    thread::sleep(LEASE + Duration::from_secs(1));
     follow(&c, &p);
-    thread::sleep(LEASE);
     drop(x);
     beliefs.assert_exclusive();
 }
@@ -241,12 +239,18 @@ fn replica_that_visits_the_old_master_within_the_lag() {
 
 #[test]
 fn replica_that_followed_the_promoted_server_before_is_no_vote_at_once() {
-    let three = Three::on(None, LAG * 3);
+    const LONG_LAG: Duration = Duration::from_secs(9);
+    let three = Three::on(None, LONG_LAG);
     let (Three { a, p, c }, beliefs) = (&three, Beliefs::default());
+    let network = Relay::to(a.port());
+    assert_eq!(p.client().call(format!("REPLICAOF 127.0.0.1 {}", network.port())), "OK");
     follow(c, p);
-    c.catch_up_with(p);
+    // Time itself: a connection to a master would count after the lag.
+    thread::sleep(LONG_LAG);
     let at_a = Worker::start(a, 'a', &beliefs);
     eventually(SOON, || beliefs.believes('a'));
+    // A does not notice, and grants until the lag has passed.
+    network.cut(true);
     three.promote();
     let at_p = Worker::start(p, 'p', &beliefs);
     eventually(SOON, || beliefs.believes('p'));
