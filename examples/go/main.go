@@ -37,11 +37,11 @@ func Handler(locks *rlock.Client, store Store) http.Handler {
 		switch {
 		case err == nil:
 			w.WriteHeader(http.StatusNoContent)
-		case errors.Is(err, rlock.ErrTimeout):
-			http.Error(w, "the order is being shipped", http.StatusConflict)
-		case errors.Is(err, rlock.ErrLost), errors.Is(err, rlock.ErrUnavailable):
+		case errors.Is(err, rlock.ErrLost), errors.Is(err, rlock.ErrUnavailable): // After a wait too.
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "try again", http.StatusServiceUnavailable)
+		case errors.Is(err, rlock.ErrTimeout):
+			http.Error(w, "the order is being shipped", http.StatusConflict)
 		case r.Context().Err() != nil: // Nobody reads the answer.
 		default:
 			log.Printf("order %s: %v", id, err)

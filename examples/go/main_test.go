@@ -140,3 +140,22 @@ func TestAnOrderThatIsLockedIsAConflict(t *testing.T) {
 	}
 	fmt.Println("ok  go: a request that waits too long gets 409")
 }
+
+func TestAnOutageIsNoConflict(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	_ = listener.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: address}) // Nobody listens there.
+	locks := rlock.New(rdb)
+	defer rdb.Close()
+	defer locks.Close()
+	server := httptest.NewServer(Handler(locks, &counting{}))
+	defer server.Close()
+	if status := ship(t, server); status != http.StatusServiceUnavailable {
+		t.Fatalf("status %d", status)
+	}
+	fmt.Println("ok  go: a request during an outage gets 503")
+}

@@ -30,7 +30,7 @@ from rlock_redis._commands import Message
 from rlock_redis._connections import done, run
 
 # Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
-FEATURES = ["cluster", "sentinel", "tls", "clock", "drivers", "B34"]
+FEATURES = ["cluster", "sentinel", "tls", "clock", "drivers", "B30", "B31", "B33", "B34", "B35"]
 
 ASYNC = "--asyncio" in sys.argv
 _output = threading.Lock()
@@ -183,7 +183,7 @@ async def hello(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "language": "python",
         "package": f"rlock-redis {rlock_redis.__version__}",
-        "features": [*FEATURES, *([] if ASYNC else ["threads"])],
+        "features": [*FEATURES, "stops-work" if ASYNC else "threads"],
     }
 
 

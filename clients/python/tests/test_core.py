@@ -204,6 +204,13 @@ class TestHold:
         hold._client._engine.answered([hold], [10_000], now.time - 0.1)
         assert not hold.held
 
+    def test_no_renewal_is_believed_for_longer_than_the_longest_lease(self) -> None:
+        hold, now = self.make()
+        now.time += 4
+        hold._client.max_lease = 3.0  # After a failover, other owners wait for no longer.
+        hold._client._engine.answered([hold], [6_000], now.time)
+        assert hold.until == pytest.approx(now.time + 2.968)
+
     def test_renewal_for_less_than_before_shortens_the_belief_and_the_next_renewal(self) -> None:
         hold, now = self.make()
         sent = now.time + 4

@@ -100,6 +100,17 @@ class TestKinds:
         finally:
             server.admin.config_set("rlock.max-lease-ms", before["rlock.max-lease-ms"])
 
+    @pytest.mark.parametrize("timeout", [0, 5])
+    def test_acquires_after_the_limit_was_lowered(self, timeout: float, client: RLockClient, server: Server) -> None:
+        before = server.admin.config_get("rlock.max-lease-ms")
+        client.lock("k", lease=60).acquire().release()
+        try:
+            server.admin.config_set("rlock.max-lease-ms", 1500)
+            with client.lock("k", lease=60, timeout=timeout) as hold:
+                assert 0 < hold.remaining < 1.5
+        finally:
+            server.admin.config_set("rlock.max-lease-ms", before["rlock.max-lease-ms"])
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_kind_excludes_hands_over_and_leaves_nothing(
         self, kind: str, client: RLockClient, server: Server

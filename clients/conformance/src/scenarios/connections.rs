@@ -28,7 +28,8 @@ async fn everything(w: &World, one: &Client, other: &Client) -> Result<(), Broke
         let held = if kind == "read" { "write" } else { kind };
         let first = one.acquire(held, keys, json!({"wait_ms": 0, "lease_ms": 900})).await?;
         other.is_refused(kind, keys, json!({"wait_ms": 0})).await?;
-        other.is_refused(kind, keys, json!({"wait_ms": 60})).await?;
+        // Long enough for the first connection of a subscriber, with TLS, on a busy machine.
+        other.is_refused(kind, keys, json!({"wait_ms": 500})).await?;
         let waits = other.begin(kind, keys, json!({"wait_ms": 15_000, "lease_ms": 900}));
         w.server.until_waiting(1).await?;
         tokio::time::sleep(ms(700)).await;

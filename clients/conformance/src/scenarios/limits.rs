@@ -13,7 +13,7 @@ scenarios! {
     short "limit-fixed-lease", "B29", ["B29"], fixed_lease;
     short "limit-fixed-lease-extended", "B29", ["B29"], fixed_lease_extended;
     short "limit-fixed-lease-killed", "B29", ["B29"], fixed_lease_killed;
-    short "limit-lowered-acquire", "B29", ["B29"], lowered_acquire;
+    short "limit-lowered-acquire", "B20", [], lowered_acquire;
     short "limit-expire", "B30", ["B30"], expire;
     short "limit-claimed", "B30", ["B30"], claimed;
     short "limit-lowered", "B30", ["B30"], lowered;
@@ -101,7 +101,7 @@ async fn lowered_acquire(w: &World) -> Result<(), Broken> {
     lower(w, 3000).await?;
     for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("read", "r"), ("many", "a b")] {
         for wait_ms in [0, 5000] {
-            let hold = c.acquire(kind, keys, lease(wait_ms)).await.under("B29")?;
+            let hold = c.acquire(kind, keys, lease(wait_ms)).await.under("B20")?;
             follows_the_server(w, &hold).await?;
             hold.release().await?;
         }

@@ -126,6 +126,12 @@ class Attempt:
                     hold = self._hold(tokens, sent) if tokens else None
                 if hold or not (tokens or waits):
                     return hold
+            except Refused as error:
+                # The longest lease may have been lowered since the client learned it.
+                with contextlib.suppress(Unavailable):
+                    if error.code == "ERR" and await self._learn() < self.lease:
+                        continue
+                raise
             except Unavailable as error:
                 if not waits and (error.code or clock() + pause >= self._end):
                     raise

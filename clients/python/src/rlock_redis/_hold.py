@@ -93,8 +93,11 @@ class Hold(Item):
         self._believe(sent, left)
 
     def _believe(self, sent: float, left: float) -> None:
-        """Follows the answer to a request, also if that shortens the hold: the server may allow less than before."""
-        self._sent, self._left = sent, min(self._belief, left)
+        """Follows the answer to a request, also if that shortens the hold: the server may allow less than before.
+
+        It leaves a lease that it granted before. After a failover, other owners wait for the longest lease only.
+        """
+        self._sent, self._left = sent, min(self._belief, left, self._client.max_lease or FOREVER)
         self.until = sent + self._left * 0.99 - 0.002
         self.pause = SHORT_PAUSE
         if self._options.renew:

@@ -1,18 +1,17 @@
 package example;
 
 import io.github.rlockredis.RLockException.LockTimeoutException;
-import io.github.rlockredis.RLockException.UnavailableException;
 import io.github.rlockredis.spring.boot.DistributedLock;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import org.springframework.boot.SpringApplication;
 import org.springframework.boot.autoconfigure.SpringBootApplication;
 import org.springframework.http.HttpStatus;
+import org.springframework.http.ResponseEntity;
 import org.springframework.stereotype.Service;
 import org.springframework.web.bind.annotation.ExceptionHandler;
 import org.springframework.web.bind.annotation.PathVariable;
 import org.springframework.web.bind.annotation.PostMapping;
-import org.springframework.web.bind.annotation.ResponseStatus;
 import org.springframework.web.bind.annotation.RestController;
 
 /** A service that ships an order once at a time, on however many machines it runs. */
@@ -53,12 +52,12 @@ public class ShippingApplication {
             shipping.ship(id);
         }
 
-        @ExceptionHandler(LockTimeoutException.class)
-        @ResponseStatus(value = HttpStatus.CONFLICT, reason = "the order is being shipped")
-        void busy() {}
-
-        @ExceptionHandler(UnavailableException.class)
-        @ResponseStatus(value = HttpStatus.SERVICE_UNAVAILABLE, reason = "try again")
-        void unavailable() {}
+        /** A timeout has a cause if the server was silent or refused at its end. */
+        @ExceptionHandler
+        ResponseEntity<String> notAcquired(LockTimeoutException timeout) {
+            return timeout.getCause() == null
+                    ? ResponseEntity.status(HttpStatus.CONFLICT).body("the order is being shipped")
+                    : ResponseEntity.status(HttpStatus.SERVICE_UNAVAILABLE).body("try again");
+        }
     }
 }

@@ -11,6 +11,7 @@ import org.junit.jupiter.api.extension.RegisterExtension;
 import org.springframework.beans.factory.annotation.Autowired;
 import org.springframework.boot.test.context.SpringBootTest;
 import org.springframework.boot.test.web.client.TestRestTemplate;
+import org.springframework.data.redis.connection.RedisConnectionFactory;
 import org.springframework.http.HttpStatusCode;
 import org.springframework.test.context.DynamicPropertyRegistry;
 import org.springframework.test.context.DynamicPropertySource;
@@ -31,6 +32,9 @@ class ShippingTest {
 
     @Autowired
     RLockClient locks;
+
+    @Autowired
+    RedisConnectionFactory redis;
 
     @Autowired
     ShippingApplication.Shipping shipping;
@@ -61,5 +65,15 @@ class ShippingTest {
         }
         assertThat(ship().value()).isEqualTo(200);
         System.out.println("ok  spring-boot: a request that waits too long gets 409");
+    }
+    @Test
+    void an_outage_is_no_conflict() {
+        redis.getConnection().serverCommands().replicaOf("127.0.0.1", 1); // It refuses all writes.
+        try {
+            assertThat(ship().value()).isEqualTo(503);
+        } finally {
+            redis.getConnection().serverCommands().replicaOfNoOne();
+        }
+        System.out.println("ok  spring-boot: a request during an outage gets 503");
     }
 }

@@ -23,6 +23,12 @@ public record LockOptions(
     /**
      * Checks the times.
      *
+     * @param lease at least 1 ms
+     * @param renewed whether the client renews the hold
+     * @param session at least 10 ms, or null
+     * @param grace at least 0, or null
+     * @param owner a name, or null
+     * @param note a text, or null
      * @throws IllegalArgumentException if the lease is shorter than 1 ms, the session shorter than
      *     10 ms, or the grace negative
      */
