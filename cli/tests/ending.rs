@@ -172,6 +172,19 @@ fn stopped_rlock_ends_the_command_when_it_continues() {
     assert_eq!(run.status(), 123);
 }
 
+/// Even with a --kill-after that has not passed: another owner may hold the lock.
+#[test]
+fn rlock_that_continues_after_the_lease_kills_the_command() {
+    let (server, desk) = (Server::start(), Desk::new());
+    let line = format!("run k --lease 500ms --kill-after 1h -- {}", waiting(&desk, "trap '' TERM;"));
+    let mut run = Running::start(&server, &line);
+    desk.wait_for("id");
+    run.signal(libc::SIGSTOP);
+    eventually(|| server.client().holder("k").is_none());
+    run.signal(libc::SIGCONT);
+    assert_eq!(run.status(), 123);
+}
+
 #[test]
 fn timed_command_ends_before_the_lease_expires_if_the_server_is_silent() {
     let (server, desk) = (Server::start(), Desk::new());
@@ -188,9 +201,10 @@ fn assert_ends_before_its_lease_of_3_s(mut server: Server, mut run: Running, pro
         wait_for_end_of(process);
         took = watch.elapsed();
     });
-    // rlock sent the last renewal before the server was stopped.
+    // rlock sent the last renewal before the server was stopped. Its timer, its signal and this test
+    // may each be late.
     let lateness = watch.lateness();
-    assert!(took < Duration::from_secs(3) + lateness, "took {took:?}, on a machine that was late by {lateness:?}");
+    assert!(took < Duration::from_secs(3) + lateness * 3, "took {took:?}, on a machine that was late by {lateness:?}");
     assert_eq!(run.status(), 123);
     server.assert_alive();
 }

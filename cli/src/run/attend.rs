@@ -58,6 +58,7 @@ pub(super) async fn attend<K: Kind>(
 ) -> Result<u8, Failure> {
     let notice = || Notice::new(options, guard.lease());
     let mut asked_to_end: Option<Instant> = None;
+    let mut valid_until = Instant::now();
     loop {
         tokio::select! {
             biased;
@@ -75,19 +76,25 @@ pub(super) async fn attend<K: Kind>(
                 }
                 command.forward(signal);
             }
-            () = about_to_be_lost(guard, || notice().before) => break,
+            () = about_to_be_lost(guard, || notice().before, &mut valid_until) => break,
         }
     }
     let reason = if guard.is_held() { "cannot renew the lock" } else { "lost the lock" };
     complain(&format!("{reason} {name}; ending the command"));
-    end(guard, command, signals, notice()).await;
+    // If rlock itself was late, another owner may hold the lock already.
+    let kill_at = if valid_until <= Instant::now() { Instant::now() } else { Instant::now() + notice().kill_after };
+    end(guard, command, signals, kill_at).await;
     Err(Failure::new(LOST, format!("the command was ended because the lock {name} was lost")))
 }
 
 /// Resolves when the lock is valid for no longer than `before`, which changes with the lease.
-async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: impl Fn() -> Duration) {
+/// `valid_until` is then the end of the last known validity, also if the lock was lost earlier.
+async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: impl Fn() -> Duration, valid_until: &mut Instant) {
     loop {
         let (left, before) = (guard.valid_for(), before());
+        if !left.is_zero() {
+            *valid_until = Instant::now() + left;
+        }
         if left <= before {
             return;
         }
@@ -99,10 +106,9 @@ async fn about_to_be_lost<K: Kind>(guard: &Guard<K>, before: impl Fn() -> Durati
     }
 }
 
-/// Ends the command by SIGTERM, and by SIGKILL after `kill_after` or when the lock is lost,
-/// whichever comes first.
-async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Signals, notice: Notice) {
-    let kill_at = Instant::now() + notice.kill_after;
+/// Ends the command by SIGTERM, and by SIGKILL at `kill_at` or when the lock is lost, whichever
+/// comes first.
+async fn end<K: Kind>(guard: &Guard<K>, command: &mut Command, signals: &mut Signals, kill_at: Instant) {
     let was_lost = !guard.is_held();
     command.signal(Signal::TERM);
     // A stopped process handles SIGTERM only after it continues.
