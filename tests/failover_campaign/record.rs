@@ -272,7 +272,7 @@ fn table_that_was_written_is_read_again() {
         Outcome { faults: 3, acquisitions: 90, kept: 1, gaps: times.clone(), waits: times, ..Outcome::default() };
     let default = Outcome { faults: 2, overlaps: 7, ..Outcome::default() };
     let line = Line { fault: "a".to_owned(), server: "b".to_owned(), allowed: "14.0".to_owned(), safe, default };
-    let text = table(&[line.clone()]);
+    let text = table(std::slice::from_ref(&line));
     assert!(
         text.starts_with("| a | b | 3 | 90 | 0 | 2.0 | 30.0 | 2.0 | 30.0 | 14.0 | 1 | 2 | 7 |\n| all | b |"),
         "{text}"
