@@ -300,6 +300,11 @@ bench-current: build ## Measure acquire and release on current servers, against 
 	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) --bare $(BARE) \
 	  --rounds $(ROUNDS) $(if $(WRITE),--page docs/benchmarks-module.md) current-servers
 
+bench-instructions: build ## Count the instructions of pairs and hand-overs under callgrind on three servers; WITH=other.so compares two modules, WRITE=1 writes docs/benchmarks-instructions.md
+	@$(NEED) valgrind
+	./scripts/servers $(or $(SERVERS),redis-server redis-experimental valkey-forky) | awk -F'\t' '{ print $$1 "=" $$2 "=" $$3 }' | \
+	  xargs -d '\n' ./scripts/instructions --module $(MODULE) $(WITH:%=--before %) $(if $(WRITE),--write docs/benchmarks-instructions.md)
+
 bench-against: build ## Measure sections with this module and that of REV in turns, and print the ratio; SECTIONS="memory", ROUNDS=15
 	@$(NEED) server
 	rm -rf target/against/tree && mkdir -p target/against/tree
