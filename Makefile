@@ -319,6 +319,13 @@ bench-replica: ## Measure rlock and Redisson with a replica, and write docs/benc
 	@$(MAKE) bench-peers WORK=replicated PEERS="redisson redisson-wait jedis jedis-wait rlock-java rlock-java-failover" \
 	  REPORT=docs/benchmarks-replica.md HEADLINE= SIZING=
 
+# MODULE and BEFORE may be any builds. BEFORE is a commit above, for the failovers.
+bench-instructions: $(if $(filter file,$(origin MODULE)),build) ## Count the instructions of a pair and a hand-over on three servers (5 minutes); SERVERS=redis-server, MODULE=a.so, BEFORE=b.so for the ratio, WRITE=1 writes the page
+	@$(NEED) instructions
+	@./scripts/instructions --module $(MODULE) $(if $(filter file,$(origin BEFORE)),,--before $(BEFORE)) $(SERVERS) > target/instructions.md; \
+	  status=$$?; cat target/instructions.md; exit $$status
+	@! test -n "$(WRITE)" || ./scripts/between docs/benchmarks-module.md '`make bench-instructions WRITE=1`' < target/instructions.md
+
 bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md
 	@$(NEED) build
 	@cargo test --profile worlds --package rlock-core --lib collections::tests -- --ignored --nocapture | tee target/collections.log
