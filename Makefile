@@ -300,11 +300,6 @@ bench-current: build ## Measure acquire and release on current servers, against 
 	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) --bare $(BARE) \
 	  --rounds $(ROUNDS) $(if $(WRITE),--page docs/benchmarks-module.md) current-servers
 
-bench-instructions: build ## Count the instructions of pairs and hand-overs under callgrind on three servers; WITH=other.so compares two modules, WRITE=1 writes docs/benchmarks-instructions.md
-	@$(NEED) valgrind
-	./scripts/servers $(or $(SERVERS),redis-server redis-experimental valkey-forky) | awk -F'\t' '{ print $$1 "=" $$2 "=" $$3 }' | \
-	  xargs -d '\n' ./scripts/instructions --module $(MODULE) $(WITH:%=--before %) $(if $(WRITE),--write docs/benchmarks-instructions.md)
-
 bench-against: build ## Measure sections with this module and that of REV in turns, and print the ratio; SECTIONS="memory", ROUNDS=15
 	@$(NEED) server
 	rm -rf target/against/tree && mkdir -p target/against/tree
@@ -323,6 +318,13 @@ bench-peers: ## Measure the module beside other locks, and write docs/benchmarks
 bench-replica: ## Measure rlock and Redisson with a replica, and write docs/benchmarks-replica.md (5 minutes)
 	@$(MAKE) bench-peers WORK=replicated PEERS="redisson redisson-wait jedis jedis-wait rlock-java rlock-java-failover" \
 	  REPORT=docs/benchmarks-replica.md HEADLINE= SIZING=
+
+# MODULE and BEFORE may be any builds. BEFORE is a commit above, for the failovers.
+bench-instructions: $(if $(filter file,$(origin MODULE)),build) ## Count the instructions of a pair and a hand-over on three servers (5 minutes); SERVERS=redis-server, MODULE=a.so, BEFORE=b.so for the ratio, WRITE=1 writes the page
+	@$(NEED) instructions
+	@./scripts/instructions --module $(MODULE) $(if $(filter file,$(origin BEFORE)),,--before $(BEFORE)) $(SERVERS) > target/instructions.md; \
+	  status=$$?; cat target/instructions.md; exit $$status
+	@! test -n "$(WRITE)" || ./scripts/between docs/benchmarks-module.md '`make bench-instructions WRITE=1`' < target/instructions.md
 
 bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md
 	@$(NEED) build
