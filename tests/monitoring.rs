@@ -241,7 +241,9 @@ fn dashboard_shows_every_field_and_alerts_use_only_existing_fields() {
     // packaging/monitoring/prometheus.yml turns the kind into a label.
     let kinds = KINDS.map(|kind| (format!("rlock_{kind}_"), "rlock_kind_"));
     let info = server.client().call("INFO rlock").text();
-    let fields = info.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| {
+    // Prometheus knows numbers only.
+    let numbers = |(_, value): &(&str, &str)| value.trim().parse::<f64>().is_ok();
+    let fields = info.lines().filter_map(|line| line.split_once(':')).filter(numbers).map(|(name, _)| {
         let of_kind = kinds.iter().find(|(prefix, _)| name.starts_with(prefix));
         of_kind.map_or(name.to_owned(), |(prefix, label)| name.replace(prefix, label))
     });
