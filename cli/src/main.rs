@@ -19,6 +19,8 @@ fn main() -> ExitCode {
             return exit_with(exit::unless_pipe_is_closed(written).map(|()| exit::DONE));
         }
     };
+    // With several providers linked, rustls chooses none. It fails only if one was chosen already.
+    drop(rustls::crypto::ring::default_provider().install_default());
     // One thread: there is nothing to do in parallel, and the kernel kills the command when the
     // thread that started it ends.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
