@@ -62,6 +62,14 @@ fn each_change_is_reported_once() {
 }
 
 #[test]
+fn a_right_that_begins_anew_in_a_quarantine_begins_that_anew() {
+    let mut exclusion = started(SETTINGS, true);
+    assert_eq!(follow(&mut exclusion, 1, 6, 1).last(), Some(&(4, MayGrant::Quarantine { left_ms: 10 })));
+    tick(&mut exclusion, 6_000, &[]);
+    assert_eq!(follow(&mut exclusion, 7, 25, 1).last(), Some(&(20, MayGrant::Yes)), "it counts at 10");
+}
+
+#[test]
 fn a_pause_ends_at_a_tick() {
     let mut exclusion = started(Settings { mode: Mode::Restart, replicas: 0, ..SETTINGS }, true);
     assert_eq!(exclusion.may_grant(9_001), MayGrant::Quarantine { left_ms: 1 });
