@@ -5,12 +5,9 @@
 //! connections.
 
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 
 use crate::bytes::Key;
-use crate::collections::{Alarm, Chunked};
-use crate::lock::Leftovers;
-use crate::sessions::Binding;
+use crate::collections::Chunked;
 use crate::time::{Now, US_PER_MS};
 
 /// The shortest time for which a key is postponed.
@@ -20,14 +17,12 @@ const POSTPONED_MS: u64 = 5;
 const KEPT_ENTRIES: usize = 1024;
 
 /// The progress of the sweep, which visits everything in parts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Sweep {
     /// The names, from this slot on.
     Names(u32),
     /// The alarms of values, from this slot on.
     Alarms(u32),
-    /// The bindings of holds to connections, after this one.
-    Bindings(Option<Binding>),
 }
 
 /// The progress after a pause of grants, in which the timer serves queues and unparks alarms.
@@ -60,11 +55,7 @@ pub(crate) struct Backlog {
     offers: VecDeque<Offer>,
     /// Tickets of waiters that may close a cycle.
     suspects: VecDeque<u64>,
-    /// Leftovers of locks that ended in one step.
-    leftovers: Vec<(Key, Leftovers)>,
     resume: Option<Resume>,
-    /// The alarm that has fired and is being processed.
-    fired: Option<Alarm>,
 }
 
 impl Backlog {
@@ -111,16 +102,9 @@ impl Backlog {
         self.sweep = Some(Sweep::Names(0));
     }
 
-    /// Makes the sweep visit all bindings, which a sweep of names or alarms does anyway.
-    pub(crate) fn sweep_bindings(&mut self) {
-        if !matches!(self.sweep, Some(Sweep::Names(_) | Sweep::Alarms(_))) {
-            self.sweep = Some(Sweep::Bindings(None));
-        }
-    }
-
     /// The progress of the sweep, if there is one.
-    pub(crate) fn sweep(&self) -> Option<&Sweep> {
-        self.sweep.as_ref()
+    pub(crate) fn sweep(&self) -> Option<Sweep> {
+        self.sweep
     }
 
     /// Sets the progress of the sweep; `None` ends it.
@@ -162,19 +146,6 @@ impl Backlog {
         }
     }
 
-    /// Adds the leftovers of a lock.
-    pub(crate) fn push_leftovers(&mut self, key: Key, leftovers: Leftovers) {
-        self.leftovers.push((key, leftovers));
-    }
-
-    pub(crate) fn pop_leftovers(&mut self) -> Option<(Key, Leftovers)> {
-        self.leftovers.pop()
-    }
-
-    pub(crate) fn has_leftovers(&self) -> bool {
-        !self.leftovers.is_empty()
-    }
-
     #[cfg(test)]
     pub(crate) fn loaded(&self) -> &Chunked<Key> {
         &self.loaded
@@ -188,20 +159,6 @@ impl Backlog {
     #[cfg(test)]
     pub(crate) fn suspects(&self) -> &VecDeque<u64> {
         &self.suspects
-    }
-
-    #[cfg(test)]
-    pub(crate) fn leftovers(&self) -> &[(Key, Leftovers)] {
-        &self.leftovers
-    }
-
-    /// Sets the alarm that is being processed.
-    pub(crate) fn set_fired(&mut self, alarm: Option<Alarm>) {
-        self.fired = alarm;
-    }
-
-    pub(crate) fn take_fired(&mut self) -> Option<Alarm> {
-        self.fired.take()
     }
 }
 

@@ -75,17 +75,11 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Result<Acquired, Refusal> {
-        let decided = self.decide_uncontended(tx, owner, request);
-        match decided {
-            Some(Decision::Grant) => return self.acquire_uncontended(tx, owner, request),
-            Some(Decision::Wait) if request.ask == Ask::Try => {
-                count(&mut self.stats.of(request.kind).denied);
-                return Ok(Acquired::Denied);
-            }
-            _ => {}
-        }
-        let acquired =
-            self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request, decided));
+        let acquired = if self.is_alone(tx, request) {
+            self.acquire_alone(tx, owner, request)
+        } else {
+            self.run_competing(tx, request.kind, |engine, tx| engine.acquire_among_others(tx, owner, request))
+        };
         match &acquired {
             Ok(Acquired::Denied) if request.ask == Ask::Try => count(&mut self.stats.of(request.kind).denied),
             Ok(_) => {}
@@ -94,54 +88,51 @@ impl Engine {
         acquired
     }
 
-    /// Decides the most frequent request: one key, nothing to reconcile and no waiters, so the
-    /// lock's admission decision is final. `None` for any other request, and for a refusal, which
-    /// the full path decides again and counts.
-    fn decide_uncontended(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-        request: &Request,
-    ) -> Option<Decision> {
-        let is_simple = tx.keys.count() == 1
+    /// Whether a request is of the most frequent kind: one key, nothing to reconcile and no waiters.
+    fn is_alone(&self, tx: &mut Transaction<'_, impl Keyspace>, request: &Request) -> bool {
+        tx.keys.count() == 1
             && request.request_id.is_none()
             && (request.verb == Verb::Acquire || request.claim_ms.is_none())
-            && tx.limits.may_grant == MayGrant::Yes;
-        if !is_simple || !self.is_uncontended(&mut tx.at(KEY)) {
-            return None;
-        }
-        let decision = admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now);
-        (!matches!(decision, Decision::Refuse(_))).then_some(decision)
+            && tx.limits.may_grant == MayGrant::Yes
+            && self.is_uncontended(&mut tx.at(KEY))
     }
 
-    fn acquire_uncontended(
+    fn acquire_alone(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
     ) -> Result<Acquired, Refusal> {
-        let token = self.grant_key(&mut tx.at(KEY), owner, request, &Decision::Grant);
-        self.close_key(tx.keys, KEY);
-        let token = token?;
-        count(&mut self.stats.of(request.kind).granted_at_once);
-        Ok(Acquired::Granted(smallvec![token]))
+        match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
+            Decision::Refuse(refusal) => Err(refusal),
+            Decision::Wait if request.ask == Ask::Try => Ok(Acquired::Denied),
+            Decision::Wait => {
+                self.budget.begin_command(1);
+                let waits = self.wait(tx, owner, request, &Earlier::default());
+                self.close(tx);
+                waits
+            }
+            decision => {
+                let token = self.grant_key(&mut tx.at(KEY), owner, request, &decision);
+                self.close_key(tx.keys, KEY);
+                let token = token?;
+                count(&mut self.stats.of(request.kind).granted_at_once);
+                Ok(Acquired::Granted(smallvec![token]))
+            }
+        }
     }
 
-    /// ACQUIRE on reconciled keys. `decided` is the result of [`Engine::decide_uncontended`].
-    fn acquire_reconciled(
+    /// ACQUIRE on reconciled keys.
+    fn acquire_among_others(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-        decided: Option<Decision>,
     ) -> Result<Acquired, Refusal> {
         if request.kind == Kind::Fair {
             self.release_own_place(&mut tx.at(KEY), owner);
         }
-        let mut decisions = match decided {
-            Some(decision) => smallvec![decision],
-            None => self.decide(tx, owner, request, Position::LAST)?,
-        };
+        let mut decisions = self.decide(tx, owner, request, Position::LAST)?;
         check_claim(tx, owner, request, &decisions)?;
         if tx.limits.may_grant != MayGrant::Yes {
             return self.acquire_later(tx, owner, request);

@@ -74,6 +74,7 @@ pub use crate::backlog::Offer;
 pub use acquire::{Acquired, Tokens};
 pub use contention::{Contended, Longest};
 pub use release::HoldsLeft;
+pub use timers::Job;
 pub use transaction::Transaction;
 pub use views::WaiterView;
 

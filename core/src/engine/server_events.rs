@@ -99,33 +99,23 @@ impl Engine {
     /// The value under `key`, which had this `alarm`, was removed.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
         self.alarms.remove_of(alarm, key);
-        self.unbind_first(key, lock);
+        if self.sessions.has_bindings() {
+            for (client, token) in lock.bindings() {
+                self.sessions.unbind(&Binding { client, token, key: key.to_key() });
+            }
+        }
         if let Some(name) = self.registry.find(key) {
             self.registry.forget_holders(name);
             self.mark(name, |dirty| dirty.replaced = true);
         }
     }
 
-    /// Forgets some bindings of a removed lock; the sweep forgets the rest.
-    fn unbind_first(&mut self, key: KeyRef<'_>, lock: &Lock) {
-        if !self.sessions.has_bindings() {
-            return;
-        }
-        let looked_at = self.budget.parts() as usize;
-        let mut bindings = lock.bindings_of_first(looked_at);
-        for (client, token) in bindings.by_ref().take(self.budget.bindings()) {
-            self.sessions.unbind(&Binding { client, token, key: key.to_key() });
-        }
-        if lock.holds().len() > looked_at || bindings.next().is_some() {
-            self.backlog.sweep_bindings();
-        }
-    }
-
     /// All values of one database, or of all databases (`None`), were removed.
     pub fn flushed(&mut self, db: Option<u32>) {
         self.alarms.flush(db);
-        if db.is_none() {
-            self.sessions.forget_bindings();
+        match db {
+            Some(db) => self.sessions.forget_bindings_in(|other| other == db),
+            None => self.sessions.forget_bindings(),
         }
         self.backlog.begin_sweep();
     }
@@ -133,6 +123,8 @@ impl Engine {
     /// Two databases were swapped. Waiters stay with the name, and so with their database number.
     pub fn swapped(&mut self, first: u32, second: u32) {
         self.alarms.swap(first, second);
+        // The values are imported, and then bound to no connection.
+        self.sessions.forget_bindings_in(|db| db == first || db == second);
         let swapped = |db: u32| match db {
             db if db == first => second,
             db if db == second => first,

@@ -3,13 +3,12 @@
 //! replica's keys, and a master's keys in a slot that another node serves.
 
 use super::Engine;
-use super::transaction::At;
+use super::timers::Job;
 use crate::backlog::{Resume, Sweep};
 use crate::budget::{CHANGE, PARTS_PER_CHANGE};
 use crate::bytes::Key;
 use crate::collections::Alarm;
 use crate::keyspace::{KeyId, Keyspace};
-use crate::sessions::Binding;
 use crate::time::Now;
 
 /// The result of one source of work.
@@ -19,7 +18,14 @@ pub(super) enum TimerStep {
     /// It did work that needs no key.
     Done,
     /// It has work to do on this key.
-    Key(Key),
+    Job(Job),
+}
+
+impl TimerStep {
+    /// The work on a key, if there is one.
+    pub(super) fn on(key: Option<Key>) -> Self {
+        key.map_or(Self::Nothing, |key| Self::Job(key.into()))
+    }
 }
 
 impl Engine {
@@ -27,7 +33,7 @@ impl Engine {
     pub(super) fn continue_sweep(&mut self) -> TimerStep {
         for part in 0..self.budget.parts() {
             // The sweep stops at each find, so only skipped slots cost budget.
-            let sweep = self.backlog.sweep().cloned();
+            let sweep = self.backlog.sweep();
             let Some(sweep) = sweep.filter(|_| !part.is_multiple_of(PARTS_PER_CHANGE) || self.budget.take(CHANGE))
             else {
                 return if part == 0 { TimerStep::Nothing } else { TimerStep::Done };
@@ -42,18 +48,14 @@ impl Engine {
                     }
                 },
                 Sweep::Alarms(slot) => match self.alarms.in_slot(slot) {
-                    None => (None, Some(Sweep::Bindings(None))),
+                    None => (None, None),
                     Some(alarm) => (self.sweep_alarm(alarm), Some(Sweep::Alarms(slot.saturating_add(1)))),
                 },
-                Sweep::Bindings(after) => {
-                    let next = self.sessions.next_after(after.as_ref()).cloned();
-                    (next.as_ref().map(|next| next.key.clone()), next.map(|next| Sweep::Bindings(Some(next))))
-                }
             };
             let is_finished = next.is_none();
             self.backlog.set_sweep(next);
             match key {
-                Some(key) => return TimerStep::Key(key),
+                Some(key) => return TimerStep::Job(key.into()),
                 None if is_finished => break,
                 None => {}
             }
@@ -108,27 +110,15 @@ impl Engine {
         (reconciled_in < self.alarms.generation(key.db)).then_some(key)
     }
 
-    /// When the sweep has reached a binding: forgets it if the hold is not bound to that
-    /// connection.
-    pub(super) fn verify_bindings(&mut self, at: &At<'_, '_, impl Keyspace>) {
-        if let Some(Sweep::Bindings(Some(binding))) = self.backlog.sweep() {
-            let Binding { client, token, key } = binding;
-            if key.borrow() == at.key() && !at.clients(*token).contains(client) {
-                self.sessions.unbind(binding);
-            }
-        }
-    }
-
-    /// The next key for [`Engine::observe`] on a replica. Forgets flushed keys and leftovers of
-    /// removed locks first.
-    pub fn next_to_observe(&mut self) -> Option<Key> {
+    /// The next key for [`Engine::observe`] on a replica. Forgets flushed keys first.
+    pub fn next_to_observe(&mut self) -> Option<Job> {
         self.budget.begin_timer();
         // A value that needs reconciling keeps its generation until a promotion, which starts
         // another sweep.
         while !matches!(self.continue_sweep(), TimerStep::Nothing) {}
         while !matches!(self.clean_up(), TimerStep::Nothing) {}
         while self.drop_bindings() {}
-        self.registry.next_dirty().or_else(|| self.next_loaded())
+        self.registry.next_dirty().or_else(|| self.next_loaded()).map(Job::from)
     }
 
     /// Whether a replica has keys to observe.
@@ -139,7 +129,7 @@ impl Engine {
 
     /// Updates the alarm of a key without deciding anything, on a replica, or on a master for a key
     /// in a slot that another node serves.
-    pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId) {
+    pub fn observe(&mut self, keys: &mut impl Keyspace, id: KeyId, job: &Job) {
         if let Some(name) = self.registry.find(keys.key(id)) {
             // There may be very many owners, so they are forgotten in parts.
             let parts = self.budget.parts();
@@ -151,7 +141,7 @@ impl Engine {
             }
         }
         self.set_alarm(keys, id);
-        if let Some(fired) = self.backlog.take_fired() {
+        if let Some(fired) = job.fired {
             self.alarms.forget_if_fired(fired);
         }
     }

@@ -17,7 +17,7 @@ use crate::bytes::Owner;
 use crate::collections::Alarm;
 use crate::event::{EndCause, Event, Phase};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::{Kind, Mode};
+use crate::kind::Kind;
 use crate::limits::MayGrant;
 use crate::lock::Lock;
 use crate::lock::admission::Value;
@@ -47,15 +47,7 @@ impl Engine {
                 }
                 self.forget_bindings(at, *token);
             }
-            Event::Cleared { cause, except } => {
-                let ended = at.lock_mut().map_or(0, |lock| {
-                    let of_owner = |owner: &Owner| {
-                        Mode::ALL.iter().filter(|mode| lock.hold(owner.as_slice(), **mode).is_some()).count()
-                    };
-                    lock.holds().len().saturating_sub(except.as_ref().map_or(0, of_owner))
-                });
-                self.count_end(at, *cause, ended as u64);
-            }
+            Event::Cleared { cause, except } => self.forget_cleared(at, *cause, except.as_ref()),
             _ => {}
         }
         let name = self.name(at);
@@ -95,6 +87,21 @@ impl Engine {
         *counter = counter.saturating_add(holds);
     }
 
+    /// Counts and unbinds the holds that end together, all except those of one owner.
+    fn forget_cleared(&mut self, at: &At<'_, '_, impl Keyspace>, cause: EndCause, except: Option<&Owner>) {
+        let Some(lock) = at.lock() else {
+            return;
+        };
+        let mut ended = 0_u64;
+        for hold in lock.holds().iter().filter(|hold| Some(hold.owner()) != except) {
+            ended = ended.saturating_add(1);
+            for client in hold.clients() {
+                self.sessions.unbind(&Binding { client: *client, token: hold.token(), key: at.key().to_key() });
+            }
+        }
+        self.count_end(at, cause, ended);
+    }
+
     #[inline(always)]
     fn forget_bindings(&mut self, at: &At<'_, '_, impl Keyspace>, token: u64) {
         if let Some(lock) = at.lock() {
@@ -122,11 +129,7 @@ impl Engine {
     #[inline(always)]
     fn change_value(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
         match keys.lock_mut(id) {
-            Some(lock) => {
-                if let Some(leftovers) = lock.apply(event) {
-                    self.backlog.push_leftovers(keys.key(id).to_key(), leftovers);
-                }
-            }
+            Some(lock) => lock.apply(event),
             None => {
                 if let (Some(kind), Value::Vacant) = (event.creates(), keys.value(id)) {
                     let mut lock = Lock::new(kind, 1);

@@ -3,23 +3,19 @@
 //! An owner has at most one place. A blocked or notified waiter has its place as long as it waits.
 //! The place of a polling owner expires unless the owner asks again in time.
 //!
-//! Taking, leaving and finding a place are O(1); setting its deadline is O(log n). Detaching all
-//! places from their connections is O(1), too: it stores one deadline for all. A place is *settled*
-//! if its own deadline was set after the last detach; the deadline of any other place is computed.
-//! [`FairQueue::settle_some`] settles places in parts.
+//! Taking, leaving and finding a place are O(1); setting its deadline is O(log n). Detaching visits
+//! all places, of which there are at most `rlock.max-places`.
 //!
 //! Invariants:
 //! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
 //! 2. `by_owner` contains each node exactly once, by the number of its slot.
 //! 3. The lock is reserved only for the first place, and the reservation ends with it.
-//! 4. Every place before `unsettled` in the list is settled.
 
 use alloc::boxed::Box;
 
 use ahash::RandomState;
 
 use super::hashing::hasher;
-use super::hold::MAX_SKIPPED;
 use crate::collections::{Alarm, Deadlines, NameTable, Optional};
 use crate::place::{Place, Stay};
 use crate::time::{Now, US_PER_MS};
@@ -33,8 +29,6 @@ struct Node {
     grace_ms: Optional,
     previous: Alarm,
     next: Alarm,
-    /// The value of `detached` when the deadline of the place was set.
-    settled_in: u32,
     is_polled: bool,
 }
 
@@ -58,17 +52,6 @@ pub struct FairQueue {
     connected: usize,
     /// An upper bound of the deadlines of places without a connection.
     latest_us: u64,
-    /// The number of detaches.
-    detached: u32,
-    /// Detached places without their own `GRACE` expire at this time or later.
-    detached_until_us: u64,
-    /// The first place whose deadline is not stored yet.
-    unsettled: Alarm,
-    /// When the last detach happened.
-    detached_at_us: u64,
-    /// The shortest and the longest `GRACE` of a place so far.
-    least_grace_ms: u64,
-    most_grace_ms: Optional,
 }
 
 impl Default for FairQueue {
@@ -82,12 +65,6 @@ impl Default for FairQueue {
             reserved_until_us: None,
             connected: 0,
             latest_us: 0,
-            detached: 0,
-            detached_until_us: 0,
-            unsettled: Alarm::NONE,
-            detached_at_us: 0,
-            least_grace_ms: u64::MAX,
-            most_grace_ms: None.into(),
         }
     }
 }
@@ -127,34 +104,24 @@ impl FairQueue {
         })
     }
 
-    /// The first live places, at most `limit`. Skips at most 1000 others (`MAX_SKIPPED`), so it may
-    /// return fewer if more places have just expired.
-    pub fn first_live(&self, now: Now, limit: usize) -> impl Iterator<Item = Place<'_>> {
-        let places = self.iter().take(limit.saturating_add(MAX_SKIPPED));
-        places.filter(move |place| place.is_live(now)).take(limit)
-    }
-
     /// When the reservation for the head expires.
     #[must_use]
     pub fn reserved_until_us(&self) -> Option<u64> {
         self.reserved_until_us
     }
 
-    /// When the next place or the reservation expires; a lower bound until all places are settled.
+    /// When the next place or the reservation expires.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
         let life_us = self.slots.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != NEVER_US);
-        let least_us = self.detached_until_us.min(after_grace(self.detached_at_us, self.least_grace_ms));
-        let unsettled_us = self.slots.get(self.unsettled).map(|_| least_us);
-        [life_us, unsettled_us, self.reserved_until_us].into_iter().flatten().min()
+        [life_us, self.reserved_until_us].into_iter().flatten().min()
     }
 
     /// An expired place.
     #[must_use]
     pub fn expired_place(&self, now_us: u64) -> Option<Place<'_>> {
         let (at_us, at) = self.slots.peek()?;
-        let has_expired = |place: &Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= now_us);
-        if at_us <= now_us { self.place(at).filter(has_expired) } else { None }
+        if at_us <= now_us { self.place(at) } else { None }
     }
 
     /// Adds a place at the end of the queue, or at its head. An owner that already has a place
@@ -165,13 +132,11 @@ impl FairQueue {
             self.set_stay(owner, stay, request_id, grace_ms);
             return;
         }
-        self.record_grace(grace_ms);
         let (previous, next) = if at_head { (Alarm::NONE, self.first) } else { (self.last, Alarm::NONE) };
         let is_polled = matches!(stay, Stay::Polled { .. });
         let request_id = request_id.unwrap_or(0);
-        let settled_in = self.detached;
         let grace_ms = grace_ms.into();
-        let node = Node { owner: owner.into(), arrival, request_id, grace_ms, previous, next, settled_in, is_polled };
+        let node = Node { owner: owner.into(), arrival, request_id, grace_ms, previous, next, is_polled };
         let at = self.slots.insert(stay.until_us().unwrap_or(NEVER_US), node);
         self.count_in(stay);
         if let Some(node) = self.slots.get_mut(previous) {
@@ -195,14 +160,11 @@ impl FairQueue {
         let Some(at) = self.find(owner) else {
             return;
         };
-        self.record_grace(grace_ms);
         if let Some(place) = self.place(at) {
             self.count_out(place.stay);
             self.count_in(stay);
         }
-        let settled_in = self.detached;
         if let Some(node) = self.slots.get_mut(at) {
-            node.settled_in = settled_in;
             node.is_polled = matches!(stay, Stay::Polled { .. });
             node.request_id = request_id.unwrap_or(0);
             node.grace_ms = grace_ms.into();
@@ -210,17 +172,9 @@ impl FairQueue {
         self.slots.set(at, stay.until_us().unwrap_or(NEVER_US));
     }
 
-    fn record_grace(&mut self, grace_ms: Option<u64>) {
-        if let Some(grace_ms) = grace_ms {
-            self.least_grace_ms = self.least_grace_ms.min(grace_ms);
-            self.most_grace_ms =
-                Some(self.most_grace_ms.get().map_or(grace_ms, |most_ms| most_ms.max(grace_ms))).into();
-        }
-    }
-
-    /// Whether a place has, or has had, its own `GRACE`.
+    /// Whether a place has its own `GRACE`.
     pub(crate) fn has_graces(&self) -> bool {
-        self.most_grace_ms.get().is_some()
+        self.iter().any(|place| place.grace_ms.is_some())
     }
 
     /// Removes a place.
@@ -236,9 +190,6 @@ impl FairQueue {
         let Some(node) = self.slots.remove(at) else {
             return;
         };
-        if self.unsettled == at {
-            self.unsettled = node.next;
-        }
         match self.slots.get_mut(node.previous) {
             Some(previous) => previous.next = node.next,
             None => {
@@ -259,45 +210,21 @@ impl FairQueue {
         }
     }
 
-    /// Detaches all places from their connections at `at_us`. Every place then expires at
-    /// `until_us`, or later if an earlier detach said so; a polled place keeps its deadline if that
-    /// is later. For a place with its own `GRACE`, the end of that grace, counted from `at_us`,
-    /// replaces `until_us`. Ends a reservation.
+    /// Detaches all places from their connections at `at_us`. Each then expires at `until_us`, or at
+    /// the end of its own `GRACE`, counted from `at_us`; one that has more time left keeps it. Ends a
+    /// reservation.
     pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
-        self.detached_at_us = self.detached_at_us.max(at_us);
-        let at_us = self.detached_at_us;
-        if let Some(most_ms) = self.most_grace_ms.get() {
-            self.latest_us = self.latest_us.max(after_grace(at_us, most_ms));
-        }
         self.reserved_until_us = None;
         self.connected = 0;
-        self.detached = self.detached.wrapping_add(1);
-        self.detached_until_us = self.detached_until_us.max(until_us);
-        self.latest_us = self.latest_us.max(self.detached_until_us);
-        self.unsettled = self.first;
-    }
-
-    /// Detached places without their own `GRACE` expire at this time or later.
-    pub(crate) fn detached_until_us(&self) -> u64 {
-        self.detached_until_us
-    }
-
-    /// Stores the deadlines of some detached places. Returns whether there are more.
-    pub(crate) fn settle_some(&mut self, count: usize) -> bool {
-        for _ in 0..count {
-            let at = self.unsettled;
-            let (Some(place), Some((_, node))) = (self.place(at), self.slots.get(at)) else {
-                return false;
-            };
-            let (until_us, next) = (place.stay.until_us().unwrap_or(NEVER_US), node.next);
+        let mut at = self.first;
+        while let (Some(place), Some((_, node))) = (self.place(at), self.slots.get(at)) {
+            let until_us = place.grace_ms.map_or(until_us, |grace_ms| after_grace(at_us, grace_ms));
+            let until_us = until_us.max(place.stay.until_us().unwrap_or(0));
+            let next = node.next;
             self.slots.set(at, until_us);
-            let settled_in = self.detached;
-            if let Some(node) = self.slots.get_mut(at) {
-                node.settled_in = settled_in;
-            }
-            self.unsettled = next;
+            self.latest_us = self.latest_us.max(until_us);
+            at = next;
         }
-        self.slots.get(self.unsettled).is_some()
     }
 
     /// An upper bound of the deadlines of places without a connection.
@@ -325,29 +252,6 @@ impl FairQueue {
         }
     }
 
-    /// Drops some places of a queue that is no longer part of a lock. Returns whether there are
-    /// more.
-    pub(crate) fn drop_some(&mut self, count: usize) -> bool {
-        for _ in 0..count {
-            let Some((_, node)) = self.slots.get(self.first) else {
-                break;
-            };
-            let next = node.next;
-            self.slots.remove(self.first);
-            self.first = next;
-        }
-        if self.is_empty() {
-            self.slots.free_some();
-        }
-        !self.is_empty() || self.has_retired()
-    }
-
-    /// Whether the queue had very many places, so [`FairQueue::drop_some`] has to free their memory
-    /// in parts.
-    pub(crate) fn has_retired(&self) -> bool {
-        self.slots.has_retired()
-    }
-
     /// The heap bytes, for MEMORY USAGE. Extrapolates from the owners of up to 64 places.
     #[must_use]
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -359,13 +263,8 @@ impl FairQueue {
 
     fn place(&self, at: Alarm) -> Option<Place<'_>> {
         let (until_us, node) = self.slots.get(at)?;
-        let is_settled = node.settled_in == self.detached;
-        let grace_ms = node.grace_ms.get();
-        let least_us = grace_ms.map_or(self.detached_until_us, |grace_ms| after_grace(self.detached_at_us, grace_ms));
         let stay = match (until_us, node.is_polled) {
-            (until_us, true) if is_settled => Stay::Polled { until_us },
-            (until_us, true) => Stay::Polled { until_us: until_us.max(least_us) },
-            (_, false) if !is_settled => Stay::Grace { until_us: least_us },
+            (until_us, true) => Stay::Polled { until_us },
             (NEVER_US, false) => Stay::Connected,
             (until_us, false) => Stay::Grace { until_us },
         };
@@ -374,7 +273,7 @@ impl FairQueue {
             stay,
             arrival: node.arrival,
             request_id: Some(node.request_id).filter(|id| *id != 0),
-            grace_ms,
+            grace_ms: node.grace_ms.get(),
         })
     }
 
@@ -419,7 +318,6 @@ mod tests {
         Remove(u8),
         Reserve(u64),
         DetachAll(u64, u64),
-        Settle(usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -438,7 +336,6 @@ mod tests {
             3 => (0..12u8).prop_map(Step::Remove),
             1 => (1..50u64).prop_map(Step::Reserve),
             1 => (1..50u64, 1..50u64).prop_map(|(until_us, at_us)| Step::DetachAll(until_us, at_us)),
-            2 => (1..5usize).prop_map(Step::Settle),
         ]
     }
 
@@ -448,7 +345,7 @@ mod tests {
         fn agrees_with_a_plain_list(steps in prop::collection::vec(step(), 1..100)) {
             let mut places = FairQueue::default();
             let mut list: Vec<(u8, Stay, Option<u64>)> = Vec::new();
-            let (mut reserved, mut detached_until_us, mut detached_at_us) = (None, 0, 0);
+            let mut reserved = None;
             for step in steps {
                 let head = list.first().map(|place| place.0);
                 match step {
@@ -474,19 +371,15 @@ mod tests {
                         places.reserve(until_us);
                         reserved = (!list.is_empty()).then_some(until_us);
                     }
-                    Step::Settle(count) => {
-                        places.settle_some(count);
-                    }
                     Step::DetachAll(until_us, at_us) => {
                         places.detach_all(until_us, at_us);
                         reserved = None;
-                        detached_until_us = detached_until_us.max(until_us);
-                        detached_at_us = detached_at_us.max(at_us);
                         for (_, stay, grace_ms) in &mut list {
-                            let grace_us = grace_ms.map_or(detached_until_us, |grace_ms| detached_at_us + grace_ms * 1000);
+                            let grace_us = grace_ms.map_or(until_us, |grace_ms| at_us + grace_ms * 1000);
+                            let until_us = stay.until_us().unwrap_or(0).max(grace_us);
                             *stay = match *stay {
-                                Stay::Polled { until_us } => Stay::Polled { until_us: until_us.max(grace_us) },
-                                _ => Stay::Grace { until_us: grace_us },
+                                Stay::Polled { .. } => Stay::Polled { until_us },
+                                _ => Stay::Grace { until_us },
                             };
                         }
                     }
@@ -500,14 +393,10 @@ mod tests {
                 prop_assert_eq!(places.reserved_until_us(), reserved);
                 let lives = list.iter().filter_map(|place| place.1.until_us());
                 let next_us = lives.chain(reserved).min();
-                prop_assert!(next_us.is_none_or(|next_us| places.next_deadline_us() <= Some(next_us)));
-                let has_expired = |place: Place<'_>| place.stay.until_us().is_some_and(|until_us| until_us <= 25);
-                prop_assert!(places.expired_place(25).is_none_or(has_expired));
-                let mut settled = places.clone();
-                while settled.settle_some(1) {}
-                prop_assert_eq!((settled.next_deadline_us(), &settled), (next_us, &places));
-                let first_over = list.iter().find(|place| place.1.until_us().is_some_and(|until_us| until_us <= 25));
-                prop_assert_eq!(settled.expired_place(25).is_some(), first_over.is_some());
+                prop_assert_eq!(places.next_deadline_us(), next_us);
+                let expired = places.expired_place(25).map(|place| place.stay.until_us());
+                prop_assert!(expired.is_none_or(|until_us| until_us.is_some_and(|until_us| until_us <= 25)));
+                prop_assert_eq!(expired.is_some(), list.iter().any(|place| place.1.until_us().is_some_and(|until_us| until_us <= 25)));
                 for owner in 0..12u8 {
                     let expected = list.iter().find(|place| place.0 == owner).map(|place| place.1);
                     prop_assert_eq!(places.get(&[owner]).map(|place| place.stay), expected);
@@ -531,23 +420,5 @@ mod tests {
             places.remove(&owner.to_le_bytes());
         }
         assert!(places.is_empty() && places.by_owner.is_empty());
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn memory_of_many_places_is_freed_in_parts() {
-        let mut places = FairQueue::default();
-        for owner in 0..10_000u32 {
-            let owner = &owner.to_le_bytes();
-            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None, grace_ms: None }, false);
-        }
-        let bytes = places.heap_bytes();
-        while !places.is_empty() {
-            assert!(places.drop_some(1));
-        }
-        assert!(places.heap_bytes() > bytes / 2, "removing the last place frees nothing");
-        assert!(places.drop_some(1), "one step does not free all of it");
-        while places.drop_some(1) {}
-        assert!(!places.has_retired());
     }
 }

@@ -91,8 +91,6 @@ pub(crate) enum Stage {
     Holders(Option<Position>),
     /// Returns the connected waiters of a fair lock to its queue, in the old order.
     Places(Option<Position>),
-    /// Stores the deadlines of detached places.
-    PlaceDeadlines,
 }
 
 /// The capacity that an empty list keeps.
@@ -186,7 +184,7 @@ mod tests {
         Dirty {
             imported: true,
             replaced: true,
-            review: Some(Review { stage: Stage::PlaceDeadlines, imported: true }),
+            review: Some(Review { stage: Stage::Places(None), imported: true }),
             sessions_kept: [3].into(),
             undone: vec![(1, 7)],
             unbound: vec![(1, 7)],

@@ -3,7 +3,6 @@
 use core::ops::Bound;
 
 use super::Registry;
-use super::names::MAX_COPIED;
 use super::owners::Wait;
 use super::positions::{NameId, OwnerId, Position, Rank};
 use super::waiter::{Entrant, Waiter, until_us};
@@ -164,8 +163,6 @@ impl Registry {
                 if record.queue.is_empty() {
                     record.is_rejoining = false;
                     self.forget_holders(*name);
-                } else if record.holders.len() > MAX_COPIED {
-                    self.forget_holds_of(*name, waiter.owner);
                 }
             }
         }

@@ -32,7 +32,7 @@ fn half_reviewed() -> (Crowded, Key) {
 }
 
 fn live(crowded: &Crowded, lock: &Key) -> usize {
-    crowded.world.lock(lock).map_or(0, |lock| lock.live_count(crowded.world.now))
+    crowded.world.lock(lock).map_or(0, |lock| lock.live_holds(crowded.world.now).count())
 }
 
 fn renew(crowded: &mut Crowded, lock: &Key, owner: &str) -> u64 {

@@ -203,7 +203,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "flush" => world.flush(),
         "flushdb" => world.flush_db(0),
         // A key that another node of the cluster serves, or no node.
-        "postpone" => world.engine.postpone(key(words.at(1)).borrow(), world.now),
+        "postpone" => world.engine.postpone(key(words.at(1)).into(), world.now),
         // The waiter received another answer than its grant.
         "untold" => {
             let ticket = world.ticket(words.at(1).parse().unwrap()).unwrap();

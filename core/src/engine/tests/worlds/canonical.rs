@@ -221,7 +221,6 @@ impl<'w> Seen<'w> {
                     self.position(position)
                 }
                 Stage::Sessions(below) => self.word(below as u64),
-                Stage::PlaceDeadlines => {}
             }
         }
         for (token, ticket) in &dirty.undone {
@@ -295,7 +294,6 @@ impl<'w> Seen<'w> {
             self.key(binding.key.borrow());
         }
         self.words.extend([engine.sessions.has_closed(), engine.backlog.sweep().is_some()].map(u64::from));
-        self.word(engine.backlog.leftovers().len() as u64);
     }
 
     pub(super) fn finish(mut self) -> u64 {

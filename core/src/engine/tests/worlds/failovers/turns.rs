@@ -164,9 +164,9 @@ impl World<'_> {
                 let (now, mut out) = (self.now_of(number), Outbox::new(true));
                 let job = self.server(number).engine.next_job(now, &mut out);
                 self.publish(number, &[], &out);
-                let Some(key) = job else { break };
-                let keys = [number_of(key.borrow())];
-                self.transact(number, &keys, None, Purpose::Timer, |engine, tx| engine.run_job(tx));
+                let Some(job) = job else { break };
+                let keys = [number_of(job.key.borrow())];
+                self.transact(number, &keys, None, Purpose::Timer, |engine, tx| engine.run_job(tx, &job));
             }
             let (due_us, now_us) = (self.servers[number].engine.next_timeout_us(), self.now * TICK_US);
             if due_us.is_none_or(|due_us| due_us > now_us) {
