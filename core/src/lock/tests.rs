@@ -241,7 +241,7 @@ fn leases_are_shortened_to_the_limit() {
     assert_eq!(lock.next_deadline_us(), Some(NOW.mono_us + 10));
     // The owner of a kept lock has asked for its time.
     let mut kept = with(Kind::Mutex, 1, &[("o", Mode::Exclusive, 1)]);
-    let token = kept.holds().get(0).unwrap().token();
+    let token = kept.holds().first().unwrap().token();
     let terms = Terms { phase: Phase::Kept, ..Terms::plain(1, u64::MAX) };
     kept.apply(Event::Changed { token, cause: ChangeCause::Kept, terms });
     kept.shorten_leases(NOW, LIMIT_MS);

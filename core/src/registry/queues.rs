@@ -159,11 +159,11 @@ impl Registry {
         let position = waiter.position(ticket);
         for name in &waiter.names {
             self.unqueue(*name, position, waiter.owner, waiter.request().kind);
-            if let Some(record) = self.names.get_mut(*name) {
-                if record.queue.is_empty() {
-                    record.is_rejoining = false;
-                    self.forget_holders(*name);
-                }
+            if let Some(record) = self.names.get_mut(*name)
+                && record.queue.is_empty()
+            {
+                record.is_rejoining = false;
+                self.forget_holders(*name);
             }
         }
     }

@@ -258,7 +258,7 @@ impl World {
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &out);
             match next {
-                Some(job) => self.on(&[job.key.clone()], None, |engine, tx| engine.run_job(tx, &job)),
+                Some(job) => self.on(core::slice::from_ref(&job.key), None, |engine, tx| engine.run_job(tx, &job)),
                 None if self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us) => {}
                 None => break,
             }

@@ -91,7 +91,7 @@ impl Crowded {
             let next = self.world.engine.next_job(self.world.now, &mut out);
             self.world.take(&[], &out);
             let Some(job) = next else { break };
-            self.world.transact(&[job.key.clone()], |engine, tx| engine.run_job(tx, &job));
+            self.world.transact(core::slice::from_ref(&job.key), |engine, tx| engine.run_job(tx, &job));
             self.take_offers();
         }
     }

@@ -455,7 +455,7 @@ fn places_detached_twice_have_the_same_deadline_on_each_copy() {
     }
     let stays = |lock: &Lock| lock.queue().unwrap().iter().map(|place| place.stay).collect::<Vec<_>>();
     let until_us = world.now.after_ms(5000);
-    assert_eq!(stays(world.lock(&names[2]).unwrap()), [Stay::Polled { until_us }; 2]);
+    assert_eq!(stays(world.lock(&names[2]).unwrap()), [Stay::Polled { until_us }]);
     let Some(Value::Lock(copy)) = world.replica_values.get(&(0, b"third".to_vec())) else { panic!("a copy") };
-    assert_eq!(stays(copy), [Stay::Polled { until_us }; 2]);
+    assert_eq!(stays(copy), [Stay::Polled { until_us }]);
 }

@@ -221,7 +221,7 @@ fn no_source_of_work_delays_the_others() {
         let mut out = Outbox::new(true);
         let job = crowded.world.engine.next_job(crowded.world.now, &mut out).unwrap();
         crowded.world.take(&[], &out);
-        crowded.world.transact(&[job.key.clone()], |engine, tx| engine.run_job(tx, &job));
+        crowded.world.transact(core::slice::from_ref(&job.key), |engine, tx| engine.run_job(tx, &job));
     }
     crowded.end_turn();
     assert_eq!(

@@ -357,7 +357,7 @@ fn refused(refusal: Refusal) -> String {
 
 /// Sets the count of the hold under a key, for counts that no test can reach one by one.
 fn preset_count(world: &mut World, words: &Words<'_>) {
-    let hold = world.lock(&key(words.at(1))).unwrap().holds().get(0).unwrap().clone();
+    let hold = world.lock(&key(words.at(1))).unwrap().holds().first().unwrap().clone();
     let event = Event::Changed {
         token: hold.token(),
         cause: ChangeCause::Reentered,

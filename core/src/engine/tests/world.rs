@@ -382,7 +382,7 @@ impl World {
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &out);
             let Some(job) = next else { break };
-            self.within_turn(&[job.key.clone()], |engine, tx| engine.run_job(tx, &job));
+            self.within_turn(core::slice::from_ref(&job.key), |engine, tx| engine.run_job(tx, &job));
         }
     }
 
