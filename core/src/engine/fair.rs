@@ -62,7 +62,7 @@ impl Engine {
         if previous.is_none() && queue.map_or(0, |queue| queue.len()) >= limit {
             return Err(Refusal::MaxPlaces { limit });
         }
-        let is_rejoining = self.is_rejoining(at);
+        let is_rejoining = self.name(at).is_some_and(|name| self.registry.is_rejoining(name));
         if is_rejoining && previous.is_none() && stay != Stay::Connected {
             // Earlier waiters are still retaking their places, and this one must not get ahead of
             // them.

@@ -38,14 +38,18 @@ impl Engine {
     pub(super) fn commit_inline(&mut self, at: &mut At<'_, '_, impl Keyspace>, event: Event) {
         match &event {
             Event::Ended { token, cause } => {
-                self.count_end(at, *cause, 1);
+                if *cause != EndCause::Released {
+                    self.count_end(at, *cause, 1);
+                }
                 if *cause == EndCause::Expired
                     && let Some(lock) = at.lock()
                     && lock.hold_with_token(*token).is_some_and(|hold| hold.phase() == Phase::Unclaimed)
                 {
                     count(&mut self.stats.of(lock.kind()).unclaimed);
                 }
-                self.forget_bindings(at, *token);
+                if self.sessions.has_bindings() {
+                    self.forget_bindings(at, *token);
+                }
             }
             Event::Cleared { cause, except } => self.forget_cleared(at, *cause, except.as_ref()),
             _ => {}
@@ -114,20 +118,8 @@ impl Engine {
     /// Applies an event to the value and to the copy of its holders.
     #[inline(always)]
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
-        match name.filter(|name| self.registry.len_under(*name) > 0) {
-            None => self.change_value(keys, id, name, event),
-            Some(waited_for) => self.change_and_note(keys, id, waited_for, event),
-        }
-    }
-
-    #[inline(never)]
-    fn change_and_note(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: Event) {
-        self.change_value(keys, id, Some(name), event.clone());
-        self.update_holders(keys, id, name, &event);
-    }
-
-    #[inline(always)]
-    fn change_value(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
+        let waited_for = name.filter(|name| self.registry.len_under(*name) > 0);
+        let noted = waited_for.map(|name| (name, event.clone()));
         match keys.lock_mut(id) {
             Some(lock) => lock.apply(event),
             None => {
@@ -138,6 +130,9 @@ impl Engine {
                     self.recheck_other_kinds(name, kind);
                 }
             }
+        }
+        if let Some((name, event)) = noted {
+            self.update_holders(keys, id, name, &event);
         }
     }
 
