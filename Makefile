@@ -5,11 +5,13 @@ SERVER       ?= redis-server
 # Not 6379, which Debian's redis-server may use already.
 PORT         ?= 6390
 CLUSTER_PORT ?= 7000
-MODULE       := target/release/librlock.so
-BARE         := target/release/librlock_bare.so
+# Where builds and other results go.
+TARGET       := $(or $(CARGO_TARGET_DIR),target)
+MODULE       := $(TARGET)/release/librlock.so
+BARE         := $(TARGET)/release/librlock_bare.so
 NEED          = SERVER=$(SERVER) ./scripts/need
-# Programs that cargo installs for a target: below target/, not among the user's own.
-TOOLS         = PATH="$(CURDIR)/target/cargo-tools/bin:$$PATH"
+# Programs that cargo installs for a target: below TARGET, not among the user's own.
+TOOLS         = PATH="$(abspath $(TARGET))/cargo-tools/bin:$$PATH"
 
 # Where `make install` puts the module. Debian's unit of redis-server loads code only from /usr/lib
 # and /lib.
@@ -19,7 +21,7 @@ MODULES      := $(DESTDIR)$(PREFIX)/lib/redis/modules
 
 # The Debian package: revision and folder.
 REVISION     ?= 1
-DEBS         ?= target/debian
+DEBS         ?= $(TARGET)/debian
 
 # The length of campaigns.
 SECONDS      := 60
@@ -43,7 +45,7 @@ JOBS         ?= 2
 BEFORE       ?= a307796
 
 # Where `make porcupine` finds the beliefs that the tests record.
-HISTORIES    ?= target/histories
+HISTORIES    ?= $(TARGET)/histories
 
 # `make bench-peers`: rounds per peer, seconds per cell, and the pages to write. HEADLINE= and
 # SIZING= skip the second and the third.
@@ -100,7 +102,7 @@ cluster: build ## Start a local cluster with the module, three masters and three
 demo: ## Let 1000 clients increment one counter to 1000 under a lock
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench
-	target/release/rlock-demo --module $(MODULE) --server $(SERVER)
+	$(TARGET)/release/rlock-demo --module $(MODULE) --server $(SERVER)
 
 # A running server keeps the old file mapped. It loads the new file when it restarts.
 install: ## Install the built module for Debian's redis-server; PREFIX and DESTDIR as usual
@@ -282,36 +284,36 @@ test-peers: build ## Check that each lock of bench/peers/ excludes, and what a c
 demo-install: ## Install, use, upgrade and remove the package in a clean Debian, and write docs/demo-install.txt (needs root)
 	@$(NEED) root
 	@# Into separate folders, because a build removes older packages.
-	$(MAKE) deb REVISION=1 DEBS=target/demo/1
-	$(MAKE) deb REVISION=2 DEBS=target/demo/2
-	cp target/demo/[12]/*.deb target/demo/
-	./packaging/demo-install target/demo docs/demo-install.txt
+	$(MAKE) deb REVISION=1 DEBS=$(TARGET)/demo/1
+	$(MAKE) deb REVISION=2 DEBS=$(TARGET)/demo/2
+	cp $(TARGET)/demo/[12]/*.deb $(TARGET)/demo/
+	./packaging/demo-install $(TARGET)/demo docs/demo-install.txt
 
 ##@ Measure
 
 bench: ## Measure the module and its longest pauses, and write docs/benchmarks-module.md; SECTION=memory prints one part (WRITE=1 writes it)
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench --package rlock-bench-bare
-	target/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(CURRENT:%=--current %) $(SECTION) \
+	$(TARGET)/release/rlock-bench --module $(MODULE) --bare $(BARE) --server $(SERVER) $(CURRENT:%=--current %) $(SECTION) \
 	  $(if $(or $(WRITE),$(if $(SECTION),,1)),--page docs/benchmarks-module.md)
 
 bench-current: build ## Measure acquire and release on current servers, against DELEX IFEQ and DELIFEQ; fetches the servers (WRITE=1 writes the page)
 	cargo build --release --package rlock-bench --package rlock-bench-bare
-	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs target/release/rlock-bench --module $(MODULE) --bare $(BARE) \
+	scripts/servers redis-experimental valkey-forky | awk '{ print "--current", $$NF }' | xargs $(TARGET)/release/rlock-bench --module $(MODULE) --bare $(BARE) \
 	  --rounds $(ROUNDS) $(if $(WRITE),--page docs/benchmarks-module.md) current-servers
 
 bench-against: build ## Measure sections with this module and that of REV in turns, and print the ratio; SECTIONS="memory", ROUNDS=15
 	@$(NEED) server
-	rm -rf target/against/tree && mkdir -p target/against/tree
-	git archive $(REV) | tar --extract --directory target/against/tree
-	cargo build --release --quiet --package rlock --manifest-path target/against/tree/Cargo.toml --target-dir target/against/built
+	rm -rf $(TARGET)/against/tree && mkdir -p $(TARGET)/against/tree
+	git archive $(REV) | tar --extract --directory $(TARGET)/against/tree
+	cargo build --release --quiet --package rlock --manifest-path $(TARGET)/against/tree/Cargo.toml --target-dir $(TARGET)/against/built
 	cargo build --release --package rlock-bench
-	target/release/rlock-bench --module $(MODULE) --against target/against/built/release/librlock.so --server $(SERVER) --rounds $(ROUNDS) $(SECTIONS)
+	$(TARGET)/release/rlock-bench --module $(MODULE) --against $(TARGET)/against/built/release/librlock.so --server $(SERVER) --rounds $(ROUNDS) $(SECTIONS)
 
 bench-peers: ## Measure the module beside other locks, and write docs/benchmarks.md (an hour); PEERS="redisson jedis" WORK="crash" ROUNDS=1 FULL=1
 	@$(NEED) server
 	cargo build --release --package rlock --package rlock-bench-peers
-	target/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
+	$(TARGET)/release/bench-peers --module $(MODULE) --server $(SERVER) --rounds $(ROUNDS) --seconds $(CELL_SECONDS) --report $(REPORT) \
 	  $(HEADLINE:%=--headline %) $(SIZING:%=--sizing %) \
 	  $(if $(FULL),--full) $(PEERS:%=--peers %) $(WORK:%=--work %)
 
@@ -321,25 +323,29 @@ bench-replica: ## Measure rlock and Redisson with a replica, and write docs/benc
 
 # MODULE and BEFORE may be any builds. BEFORE is a commit above, for the failovers.
 bench-instructions: $(if $(filter file,$(origin MODULE)),build) ## Count the instructions of a pair and a hand-over on three servers (5 minutes); SERVERS=redis-server, MODULE=a.so, BEFORE=b.so for the ratio, WRITE=1 writes the page
-	@$(NEED) instructions
-	@./scripts/instructions --module $(MODULE) $(if $(filter file,$(origin BEFORE)),,--before $(BEFORE)) $(SERVERS) > target/instructions.md; \
-	  status=$$?; cat target/instructions.md; exit $$status
-	@! test -n "$(WRITE)" || ./scripts/between docs/benchmarks-module.md '`make bench-instructions WRITE=1`' < target/instructions.md
+	@$(NEED) instructions && mkdir -p $(TARGET)
+	@./scripts/instructions --module $(MODULE) $(if $(filter file,$(origin BEFORE)),,--before $(BEFORE)) $(SERVERS) > $(TARGET)/instructions.md; \
+	  status=$$?; cat $(TARGET)/instructions.md; exit $$status
+	@! test -n "$(WRITE)" || ./scripts/between docs/benchmarks-module.md '`make bench-instructions WRITE=1`' < $(TARGET)/instructions.md
+
+steps: ## List the methods of the engine on the path of an ACQUIRE that waits and of a hand-over, and fail if they are too many
+	@$(NEED) build
+	@./scripts/steps
 
 bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md
 	@$(NEED) build
-	@cargo test --profile worlds --package rlock-core --lib collections::tests -- --ignored --nocapture | tee target/collections.log
+	@cargo test --profile worlds --package rlock-core --lib collections::tests -- --ignored --nocapture | tee $(TARGET)/collections.log
 	@! test -n "$(WRITE)" || { echo '| collection, and what is measured | figure | ordinary collection | figure |' && echo '|---|---:|---|---:|' && \
-	  grep '^| ' target/collections.log; } | ./scripts/between docs/internals/design.md '`make bench-collections WRITE=1`'
+	  grep '^| ' $(TARGET)/collections.log; } | ./scripts/between docs/internals/design.md '`make bench-collections WRITE=1`'
 
 # MINUTES is 60 above, for the soak.
 bench-cluster: build ## Measure a cluster with LOCKS and WAITERS of four packages for MINUTES (10) while slots move and a master dies; WRITE=1 writes docs/operations/capacity.md
 	@$(NEED) server
 	@SERVER=$(SERVER) MODULE=$(MODULE) RUN="bench-cluster --locks $(LOCKS) --waiters $(WAITERS) --rate $(RATE) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES))" \
-	  ./scripts/clients $(or $(CLIENTS),python node go java) > target/bench-cluster.md; status=$$?; cat target/bench-cluster.md; exit $$status
-	@! test -n "$(WRITE)" || ./scripts/between docs/operations/capacity.md '`make bench-cluster WRITE=1`' < target/bench-cluster.md
+	  ./scripts/clients $(or $(CLIENTS),python node go java) > $(TARGET)/bench-cluster.md; status=$$?; cat $(TARGET)/bench-cluster.md; exit $$status
+	@! test -n "$(WRITE)" || ./scripts/between docs/operations/capacity.md '`make bench-cluster WRITE=1`' < $(TARGET)/bench-cluster.md
 
 bench-fleet: ## Simulate a million clients of a thousand nodes on the engine, and write the table in docs/operations/capacity.md
 	@$(NEED) build
 	cargo build --release --package rlock-bench-peers --bin bench-fleet
-	target/release/bench-fleet $(SIZING:%=--page %)
+	$(TARGET)/release/bench-fleet $(SIZING:%=--page %)

@@ -70,8 +70,11 @@ pub(crate) fn proves_the_module() -> bool {
 /// Looks at the newly loaded data set of this process, once. The event loop calls this before it
 /// reads a command, so keys that clients add do not count.
 pub(crate) fn on_turn(ctx: Ctx<'_>) {
+    if with(|exclusion| exclusion.has_started()) != Some(false) {
+        return;
+    }
     let flags = ctx.flags();
-    if with(|exclusion| exclusion.has_started()) == Some(false) && !flags.is_loading() {
+    if !flags.is_loading() {
         let has_keys = ffi::has_keys();
         with(|exclusion| exclusion.on_started(flags.is_master(), has_keys, clock::mono_us()));
     }

@@ -500,7 +500,8 @@ pub fn module_path() -> &'static Path {
         // All packages of the workspace use this function, and each has its own manifest folder.
         let package = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).expect("a workspace");
-        let path = root.join("target/release/librlock.so");
+        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        let path = root.join(target).join("release/librlock.so");
         let Some(built) = modified(&path) else {
             panic!("{} is missing: run `make build`", path.display());
         };

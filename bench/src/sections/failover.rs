@@ -113,8 +113,7 @@ fn death(config: &ServerConfig, lease_s: u64) -> Result<(f64, f64)> {
 }
 
 /// The settings under which a master does not need its replica in order to grant, and those under
-/// which it does. The permitted lag is long, because the replica falls behind a client that only
-/// acquires and releases.
+/// which it does.
 const WITHOUT: &str = "rlock.exclusion off";
 const WITH: &str = "rlock.max-lease-ms 10000 rlock.replicas 1 rlock.exclusion failover rlock.max-replica-lag-ms 3000";
 

@@ -27,7 +27,8 @@ const CROWDS: [Crowd; 4] = [
 ];
 const HANDOVERS: u64 = 20_000;
 const WARM_UP_HANDOVERS: u64 = 2_000;
-const LEASE_MS: u64 = 30_000;
+/// Not above the longest lease in `failover`.
+const LEASE_MS: u64 = 10_000;
 const SLEEPING_AIM: Aim = Aim::AtLeast(0.95);
 const SPINNING_AIM: Aim = Aim::AtLeast(0.9);
 const CPU_AIM: Aim = Aim::AtMost(1.15);

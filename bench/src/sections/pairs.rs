@@ -19,7 +19,8 @@ const BATCHES: usize = 250;
 /// Batches that each side runs before the measured ones of a round, to load its code and data into
 /// the CPU's caches.
 const WARM_UP_BATCHES: usize = 10;
-const LEASE_MS: &[u8] = b"30000";
+/// Not above the longest lease in `failover`.
+const LEASE_MS: &[u8] = b"10000";
 const REWRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The usual script that deletes a lock only if the caller still holds it.

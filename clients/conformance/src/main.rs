@@ -15,7 +15,7 @@ mod soak;
 mod world;
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -43,7 +43,7 @@ struct Arguments {
     #[arg(long, required_unless_present_any = ["list", "table"])]
     program: Option<String>,
     /// The module to load into servers.
-    #[arg(long, global = true, env = "RLOCK_MODULE", default_value = "target/release/librlock.so")]
+    #[arg(long, global = true, env = "RLOCK_MODULE", default_value_os_t = built_module())]
     module: PathBuf,
     /// The server program.
     #[arg(long, global = true, env = "SERVER", default_value = "redis-server")]
@@ -83,6 +83,11 @@ struct Arguments {
 enum Subcommand {
     BenchCluster(crowd::Options),
     Soak(soak::Options),
+}
+
+/// The module that `make build` built.
+fn built_module() -> PathBuf {
+    Path::new(&std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into())).join("release/librlock.so")
 }
 
 fn main() -> ExitCode {

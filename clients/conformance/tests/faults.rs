@@ -2,7 +2,7 @@
 
 #![allow(missing_docs, reason = "a test")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
@@ -85,8 +85,10 @@ fn verdict<'a>(said: &'a str, scenario: &str) -> Option<&'a str> {
 
 fn module() -> PathBuf {
     let named = std::env::var_os("RLOCK_MODULE").map(PathBuf::from);
-    let module =
-        named.unwrap_or_else(|| concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/release/librlock.so").into());
+    let module = named.unwrap_or_else(|| {
+        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(target).join("release/librlock.so")
+    });
     assert!(module.exists(), "{} is missing: run `make build`", module.display());
     module
 }

@@ -4,14 +4,15 @@ import { once } from 'node:events'
 import { mkdtempSync, rmSync } from 'node:fs'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { join, resolve } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 
 import { RLockClient } from '../dist/esm/index.js'
 
+const ROOT = fileURLToPath(new URL('../../..', import.meta.url))
 const MODULE =
-  process.env.RLOCK_MODULE ?? fileURLToPath(new URL('../../../target/release/librlock.so', import.meta.url))
+  process.env.RLOCK_MODULE ?? resolve(ROOT, process.env.CARGO_TARGET_DIR ?? 'target', 'release/librlock.so')
 const SERVER = process.env.RLOCK_SERVER ?? 'redis-server'
 const children = new Set()
 process.on('exit', () => {

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import redis
 
-MODULE = os.environ.get("MODULE", str(Path(__file__).parents[3] / "target/release/librlock.so"))
+TARGET = Path(__file__).parents[3] / os.environ.get("CARGO_TARGET_DIR", "target")
+MODULE = os.environ.get("MODULE", str(TARGET / "release/librlock.so"))
 SERVER = os.environ.get("SERVER", "redis-server")
 
 

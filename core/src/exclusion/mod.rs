@@ -76,8 +76,9 @@ impl Exclusion {
         self.settings.change(new, self.margin_us, now_us);
         self.update_terms(now_us);
         if new.mode != before {
-            // Whatever the votes, the promise is new. `off` also ends a quarantine.
-            self.right.end();
+            // The promise is new. Nothing was noted of the replicas while none was needed, so votes
+            // begin anew. `off` also ends a quarantine.
+            self.right = RightToGrant::new();
             self.quarantine_until_us = if new.mode == Mode::Off { 0 } else { self.quarantine_until_us };
         }
         self.count(now_us);

@@ -164,11 +164,6 @@ impl RightToGrant {
         self.has_begun |= until_us.is_some();
         until_us.is_some() && !goes_on
     }
-
-    /// The right ends, and begins anew when votes count.
-    pub(crate) fn end(&mut self) {
-        (self.has_begun, self.until_us) = (false, 0);
-    }
 }
 
 #[cfg(test)]

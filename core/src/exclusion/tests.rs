@@ -129,3 +129,41 @@ fn a_lowered_lag_counts_at_once_and_a_running_quarantine_keeps_its_length() {
     follow(&mut exclusion, 15, 16, 1);
     assert_eq!(exclusion.may_grant(16_000), MayGrant::Quarantine { left_ms: 14 });
 }
+
+#[test]
+fn acknowledged_bytes_are_dated_by_the_clock_before_the_offset() {
+    /// It is stopped for 2 ms after it has read its offset.
+    struct Stopped(u64);
+    impl Readings for Stopped {
+        fn clock_us(&mut self) -> u64 {
+            self.0
+        }
+
+        fn replication(&mut self) -> Replication {
+            let replication = Server(self.0, &[self.0]).replication();
+            self.0 += 2000;
+            replication
+        }
+    }
+    let mut exclusion = started(SETTINGS, true);
+    follow(&mut exclusion, 1, 20, 1);
+    exclusion.on_tick(true, &mut Stopped(20_000));
+    // The replica has received bytes that were written right after the offset was read.
+    tick(&mut exclusion, 22_400, &[20_001]);
+    assert_eq!(exclusion.may_grant(22_999), MayGrant::Yes);
+    assert_eq!(exclusion.may_grant(23_000), MayGrant::NoReplicas, "those bytes are 3 ms old");
+}
+
+#[test]
+fn votes_from_before_the_promise_do_not_count() {
+    let mut exclusion = started(SETTINGS, true);
+    assert_eq!(follow(&mut exclusion, 1, 20, 1).last(), Some(&(14, MayGrant::Yes)));
+    exclusion.on_settings(Settings { mode: Mode::Off, ..SETTINGS }, 20_000);
+    follow(&mut exclusion, 20, 28, 1);
+    // The replica has followed another master meanwhile.
+    exclusion.on_replicas(false, &mut Server(28_000, &[]));
+    exclusion.on_replicas(true, &mut Server(29_000, &[29_000]));
+    exclusion.on_settings(SETTINGS, 30_000);
+    let reported = follow(&mut exclusion, 30, 50, 1);
+    assert_eq!(reported.last(), Some(&(43, MayGrant::Yes)), "it counts at 33, and a quarantine follows: {reported:?}");
+}

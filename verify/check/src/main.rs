@@ -112,7 +112,7 @@ struct Load {
     #[arg(long, default_value_t = 16)]
     clients: u64,
     /// Folder for the records of runs that broke a rule
-    #[arg(long, default_value = "target/records")]
+    #[arg(long, default_value_os_t = below_target("records"))]
     records: PathBuf,
 }
 
@@ -162,7 +162,7 @@ fn main() -> Result<ExitCode> {
         }
         Command::Mutants { server, seconds, seed, write, names } => {
             let root = root()?;
-            let target = root.join("target/mutants");
+            let target = root.join(below_target("mutants"));
             let trial = Trial { root, target, server, lasts: Duration::from_secs(seconds), seed };
             show_mutants(&trial, &names, write.as_deref())
         }
@@ -175,6 +175,11 @@ fn main() -> Result<ExitCode> {
             Ok(print_violations(&violations))
         }
     }
+}
+
+/// A folder in that of cargo's builds.
+fn below_target(name: &str) -> PathBuf {
+    Path::new(&std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into())).join(name)
 }
 
 /// The root of the source tree of this program.

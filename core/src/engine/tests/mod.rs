@@ -14,6 +14,7 @@ mod model;
 mod offers;
 mod one_owner;
 mod refused_writes;
+mod request_path;
 mod safety;
 mod steps;
 mod subscribers;

@@ -35,9 +35,10 @@ pub(super) enum Action {
     /// A master reads the acknowledgements in its sockets, makes its regular tick, writes a ping
     /// and runs its timer.
     Tick(usize),
-    /// Like `Tick`, but between the two readings the master writes a ping, its replicas receive all
-    /// of the stream, the second server is promoted and followed, and one tick of time passes.
-    SlowTick(usize),
+    /// Like `Tick`, but before a reading, the second or the third, the master writes a ping, its
+    /// replicas receive all of the stream, the second server is promoted and followed, and one tick
+    /// of time passes.
+    SlowTick(usize, usize),
     /// A replica receives all of its master's stream, and acknowledges it. The master reads the
     /// acknowledgement at its next tick.
     Receive(usize),
@@ -106,7 +107,10 @@ impl fmt::Display for Action {
             Self::Pass(1) => f.write_str("1 tick passes"),
             Self::Pass(ticks) => write!(f, "{ticks} ticks pass"),
             Self::Tick(server) => write!(f, "{} runs", SERVERS[server]),
-            Self::SlowTick(server) => write!(f, "{} runs slowly: failover to P between its readings", SERVERS[server]),
+            Self::SlowTick(server, reading) => {
+                let reading = if reading == 2 { "between its readings" } else { "after its first two readings" };
+                write!(f, "{} runs slowly: failover to P {reading}", SERVERS[server])
+            }
             Self::Receive(server) => write!(f, "{} receives all", SERVERS[server]),
             Self::Follow(server) => write!(f, "{} is followed", SERVERS[server]),
             Self::Gain(server) => write!(f, "{} is followed for the lag", SERVERS[server]),

@@ -173,7 +173,7 @@ fn with_servers(asks: &[Action]) -> Setup {
         Action::Pass(3),
         Action::Tick(A),
         Action::Tick(P),
-        Action::SlowTick(A),
+        Action::SlowTick(A, 2),
         Action::Receive(P),
         Action::Receive(C),
         Action::Follow(A),
@@ -385,7 +385,8 @@ fn a_wrong_right_to_grant_leaves_two_owners() {
     finds(Fault::CountsConnected, 9, &setup());
     finds(Fault::OneTooFew, 9, &setup());
     finds(Fault::StampsWhenRead, 9, &Setup { begins_with: [Action::Receive(C)].to_vec(), ..setup() });
-    let slow = [PASS, PASS_3, Action::Tick(A), Action::SlowTick(A), FOLLOW_P, ask(X, A, TRY), ask(Y, P, TRY)];
+    let slow = [Action::SlowTick(A, 2), Action::SlowTick(A, 3)];
+    let slow = [&[PASS, PASS_3, Action::Tick(A), FOLLOW_P][..], &slow, &[ask(X, A, TRY), ask(Y, P, TRY)]].concat();
     finds(Fault::ClockAfterOffset, 9, &Setup { are_owners_alike: false, ..Setup::new(&slow) });
     // Three replicas, of which two have to follow: one follows each master.
     let of_four = [PASS, PASS_3, FOLLOW_A, FOLLOW_P, Action::Attach(D, P), ask(X, A, TRY), ask(Y, P, TRY)];

@@ -30,7 +30,7 @@ pub(super) enum Purpose {
     },
 }
 
-/// The two readings of a tick.
+/// The readings of a tick.
 pub(super) struct Plain<'w> {
     pub(super) now_us: u64,
     pub(super) replication: &'w Replication,
@@ -46,11 +46,13 @@ impl Readings for Plain<'_> {
     }
 }
 
-/// The two readings of a tick, with a failover between them.
+/// The readings of a tick, with a failover between two of them.
 struct Between<'w, 's> {
     world: &'w mut World<'s>,
     server: usize,
     readings: usize,
+    /// The reading before which the failover happens.
+    late: usize,
     /// The state of the replication for a tick that reads the clock last.
     early: Option<Replication>,
 }
@@ -58,7 +60,7 @@ struct Between<'w, 's> {
 impl Between<'_, '_> {
     fn reads(&mut self) {
         self.readings += 1;
-        if self.readings == 2 {
+        if self.readings == self.late {
             self.world.meanwhile(self.server);
         }
     }
@@ -100,11 +102,11 @@ impl World<'_> {
         self.after_tick(number, &before, ticked);
     }
 
-    pub(super) fn slow_tick(&mut self, number: usize) {
+    pub(super) fn slow_tick(&mut self, number: usize, late: usize) {
         self.server(number).read_acknowledgements();
         let mut exclusion = std::mem::take(&mut self.server(number).exclusion);
         let before = exclusion.clone();
-        let mut between = Between { world: self, server: number, readings: 0, early: None };
+        let mut between = Between { world: self, server: number, readings: 0, late, early: None };
         let ticked = exclusion.on_tick(true, &mut between);
         self.server(number).exclusion = exclusion;
         self.after_tick(number, &before, ticked);
