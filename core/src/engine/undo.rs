@@ -6,7 +6,7 @@ use crate::budget::CHANGE;
 use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
-use crate::pending_grants::{PendingGrant, Undone};
+use crate::pending_grants::PendingGrant;
 use crate::place::Stay;
 use crate::registry::{Dirty, NameId};
 use crate::statistics::count;
@@ -31,8 +31,8 @@ impl Engine {
         self.pending.has_unsent()
     }
 
-    /// Confirms all grants of a hold, with the other grants of their requests, because its owner
-    /// has used it.
+    /// Confirms the grant of a hold, with the other grants of its request, because the owner has
+    /// used the hold.
     pub(super) fn confirm(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         if self.pending.is_empty() {
             return;
@@ -71,19 +71,19 @@ impl Engine {
             let Some((token, ticket)) = dirty.undone.pop() else {
                 return;
             };
-            let undone = self.pending.undo(name, token, ticket);
+            let undone = self.pending.take_grant(name, token, ticket);
             self.registry.set_pending(name, self.pending.has(name));
             let (Some(undone), Some(terms)) = (undone, at.terms_of(token)) else {
                 continue;
             };
-            if undone.grant.count > 0
+            if undone.count > 0
                 && let Some(lock) = at.lock()
             {
                 count(&mut self.stats.of(lock.kind()).undone);
             }
-            let count = terms.count.saturating_sub(undone.grant.count);
+            let count = terms.count.saturating_sub(undone.count);
             if count == 0 {
-                self.give_place_back(at, token, &undone.grant);
+                self.give_place_back(at, token, &undone);
                 self.commit(at, Event::Ended { token, cause: EndCause::Undone });
             } else {
                 self.undo_in_part(at, token, &undone, Terms { count, ..terms });
@@ -92,46 +92,46 @@ impl Engine {
     }
 
     /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced
-    /// count. The deadline stays or becomes later. Only an unclaimed hold whose last grant is
-    /// undone gets its earlier deadline back.
-    fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &Undone, terms: Terms) {
+    /// count. The deadline stays or becomes later. Only an unclaimed hold gets its earlier deadline
+    /// back.
+    fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &PendingGrant, terms: Terms) {
         if terms.deadline_us <= at.now.mono_us {
-            // The hold has expired. `left` may have a later deadline, which would make it live
-            // again: see `ends_session` below.
+            // The hold has expired. `before` may have a later deadline, which would make it
+            // live again: see `has_session` below.
             return;
         }
-        let Some(left) = undone.left.as_ref() else {
+        let Some(before) = undone.before.as_ref() else {
             return;
         };
-        if let Some(client) = undone.unbinds {
+        if let Some(client) = undone.has_bound {
             self.unbind(at, token, client);
         }
         let mut deadline_us = terms.deadline_us;
-        if undone.is_last && terms.phase == Phase::Unclaimed {
-            deadline_us = left.deadline_us;
+        if terms.phase == Phase::Unclaimed {
+            deadline_us = before.deadline_us;
         }
-        if undone.ends_session {
+        if undone.has_session {
             // The end of this session may have shortened the deadline.
-            deadline_us = deadline_us.max(left.deadline_us);
+            deadline_us = deadline_us.max(before.deadline_us);
         }
         // Restores only the fields that the grant set: the value may have been replaced since, so
-        // its other fields may differ from `left`.
+        // its other fields may differ from those before.
         let changed = Terms {
             deadline_us,
-            lease_ms: left.lease_ms,
-            request: if undone.grant.request.is_some() { left.request } else { terms.request },
-            session_ms: if undone.grant.session_ms.is_some() { left.session_ms } else { terms.session_ms },
-            note: if undone.grant.note.is_some() { left.note.clone() } else { terms.note.clone() },
+            lease_ms: before.lease_ms,
+            request: if undone.has_request { before.request } else { terms.request },
+            session_ms: if undone.has_session { before.session_ms } else { terms.session_ms },
+            note: if undone.has_note { before.note.clone() } else { terms.note.clone() },
             ..terms
         };
         let is_longer = changed.deadline_us > terms.deadline_us;
         if changed.session_ms.is_none() {
             self.unbind_hold(at, token);
         }
-        if changed != terms || undone.grant.count > 0 {
+        if changed != terms || undone.count > 0 {
             self.commit(at, Event::Changed { token, cause: ChangeCause::Released, terms: changed });
         }
-        if (undone.unbinds.is_some() || is_longer) && at.is_unbound(token) {
+        if (undone.has_bound.is_some() || is_longer) && at.is_unbound(token) {
             // The other connections have closed meanwhile.
             self.end_session(at, token);
         }

@@ -6,7 +6,6 @@ pub(crate) struct NameId(pub(super) u32);
 
 #[cfg(test)]
 impl NameId {
-    pub(crate) const FIRST: Self = Self(0);
 }
 
 /// The rank of a waiter. A smaller rank is served earlier.
