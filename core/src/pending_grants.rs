@@ -1,10 +1,11 @@
 //! Pending grants: grants whose waiter may not have received the answer yet.
 //!
 //! A pending grant is *confirmed* when the answer was sent or the owner uses the hold, and *undone*
-//! when the answer cannot reach the waiter. A hold has at most one pending grant: a later one
-//! confirms it. So this module stores the terms of the hold before its pending grant, and undoing
-//! the grant returns to them. If the answer of a grant that was confirmed this way is lost, its count
-//! stays until the lease expires or the owner releases it.
+//! when the answer cannot reach the waiter. A hold has at most one pending grant, so this module
+//! stores the terms of the hold before it, to which undoing it returns.
+//!
+//! If a waiter is granted a hold that has a pending grant already (permits, or a key of several that
+//! its owner holds), the earlier one leaves this module: see `Engine::settle_earlier`.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -30,12 +31,9 @@ pub(crate) struct PendingGrant {
     pub(crate) arrival: u64,
     /// `GRACE` of the place that the waiter had on a fair lock.
     pub(crate) grace_ms: Option<u64>,
-    /// The connection that this grant bound the hold to.
+    /// The connection to which this grant bound the hold, if it was not bound to it before.
     pub(crate) has_bound: Option<u64>,
 }
-
-/// The key names of confirmed grants, possibly repeated.
-type Names = SmallVec<[NameId; 1]>;
 
 /// The pending grants of a ticket: one for each key of its request.
 #[derive(Default)]
@@ -44,7 +42,8 @@ struct PendingTicket {
     client: Option<u64>,
     /// The answer is published on a channel, and not written to the connection that asked.
     is_published: bool,
-    /// The names and tokens of the holds.
+    /// The names and tokens of the holds. One that was granted again since has the pending grant of
+    /// another ticket.
     holds: SmallVec<[(NameId, u64); 1]>,
 }
 
@@ -62,7 +61,7 @@ pub(crate) struct PendingGrants {
 }
 
 impl PendingGrants {
-    /// Adds a grant to a hold. An earlier one of that hold is confirmed.
+    /// Adds a grant to a hold without a pending one.
     pub(crate) fn add(&mut self, name: NameId, token: u64, grant: PendingGrant) {
         self.tickets.entry(grant.ticket).or_default().holds.push((name, token));
         self.holds.insert((name, token), grant);
@@ -80,22 +79,6 @@ impl PendingGrants {
         }
     }
 
-    /// Confirms the grants of a ticket. Returns their names.
-    pub(crate) fn confirm_ticket(&mut self, ticket: u64) -> Names {
-        let holds = self.take(ticket);
-        for (name, token) in &holds {
-            self.take_grant(*name, *token, ticket);
-        }
-        holds.into_iter().map(|(name, _)| name).collect()
-    }
-
-    /// The owner has used the hold: confirms its grant and, for a request of several keys, those on
-    /// the other keys. Returns the key names.
-    pub(crate) fn confirm_hold(&mut self, name: NameId, token: u64) -> Names {
-        let ticket = self.holds.get(&(name, token)).map(|grant| grant.ticket);
-        ticket.map(|ticket| self.confirm_ticket(ticket)).unwrap_or_default()
-    }
-
     /// Takes out a ticket. Returns the names and tokens of its holds, to confirm or undo its
     /// grants.
     pub(crate) fn take(&mut self, ticket: u64) -> SmallVec<[(NameId, u64); 1]> {
@@ -106,9 +89,14 @@ impl PendingGrants {
         taken.holds
     }
 
-    /// Takes a grant out, if it is still pending.
-    pub(crate) fn take_grant(&mut self, name: NameId, token: u64, ticket: u64) -> Option<PendingGrant> {
-        self.holds.get(&(name, token)).filter(|grant| grant.ticket == ticket)?;
+    /// Takes out the pending grant of a hold, if `is_meant` accepts its ticket.
+    pub(crate) fn take_grant(
+        &mut self,
+        name: NameId,
+        token: u64,
+        is_meant: impl FnOnce(u64) -> bool,
+    ) -> Option<PendingGrant> {
+        self.holds.get(&(name, token)).filter(|grant| is_meant(grant.ticket))?;
         self.holds.remove(&(name, token))
     }
 
@@ -164,6 +152,12 @@ impl PendingGrants {
     #[cfg(test)]
     pub(crate) fn under(&self, name: NameId) -> impl Iterator<Item = (u64, &PendingGrant)> {
         self.holds.range((name, 0)..=(name, u64::MAX)).map(|((_, token), grant)| (*token, grant))
+    }
+
+    /// Each pending grant, with the token of its hold.
+    #[cfg(test)]
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u64, &PendingGrant)> {
+        self.holds.iter().map(|((_, token), grant)| (*token, grant))
     }
 
     /// The names and tokens of the holds of a ticket.

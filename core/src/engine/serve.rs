@@ -102,10 +102,12 @@ impl Engine {
         // An expired lock of another kind with very many holds is removed in parts, so it may still
         // be here.
         self.make_room(at, request.kind);
-        let before = at.live_terms(request.kind, owner, request.mode)?;
-        let is_bound =
-            |at: &At<'_, '_, _>, token| waiter.client().is_some_and(|client| at.clients(token).contains(&client));
-        let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(at, *token));
+        let mut before = at.live_terms(request.kind, owner, request.mode)?;
+        if let Some((token, terms)) = &mut before {
+            self.settle_earlier(at, *token, terms);
+        }
+        let bound = |at: &At<'_, '_, _>, token| waiter.client().filter(|client| at.clients(token).contains(client));
+        let was_bound = before.as_ref().is_some_and(|(token, _)| bound(at, *token).is_some());
         let (token, count) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
                 self.repeat(at, *token, request, waiter.client(), waiter.note());
@@ -126,7 +128,7 @@ impl Engine {
                 has_note: waiter.note().is_some(),
                 arrival: waiter.arrival(),
                 grace_ms: request.grace_ms,
-                has_bound: waiter.client().filter(|_| !was_bound && is_bound(at, token)),
+                has_bound: bound(at, token).filter(|_| !was_bound),
             };
             self.pending.add(name, token, grant);
             self.registry.set_pending(name, true);

@@ -34,19 +34,45 @@ impl Engine {
     /// Confirms the grant of a hold, with the other grants of its request, because the owner has
     /// used the hold.
     pub(super) fn confirm(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
-        if self.pending.is_empty() {
-            return;
-        }
-        if let Some(name) = self.name(at) {
-            for name in self.pending.confirm_hold(name, token) {
-                self.registry.set_pending(name, self.pending.has(name));
-            }
+        if let Some(grant) = self.take_grant_at(at, token) {
+            self.confirm_ticket(grant.ticket);
         }
     }
 
+    /// A waiter is about to be granted a hold with these `terms` again. If the hold has a pending
+    /// grant, its count and request id stay from now on, even if its answer is lost.
+    ///
+    /// Its lease and SESSION do not stay. Otherwise, if the answer is lost, the hold would end with
+    /// a connection although no answered request of its owner had a SESSION, and we would grant the
+    /// lock to another owner. The grants of the same request on other keys remain pending for the
+    /// same reason.
+    pub(super) fn settle_earlier(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, terms: &mut Terms) {
+        if let Some(earlier) = self.take_grant_at(at, token) {
+            let options = PendingGrant { count: 0, has_request: false, has_note: false, has_bound: None, ..earlier };
+            self.undo_in_part(at, token, options, terms.clone());
+            *terms = at.terms_of(token).unwrap_or_else(|| terms.clone());
+        }
+    }
+
+    /// Takes out the pending grant of a hold, even if it is marked to be undone: when the budget of
+    /// a turn is used up, an owner may use its hold before that.
+    fn take_grant_at(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) -> Option<PendingGrant> {
+        if self.pending.is_empty() {
+            return None;
+        }
+        let name = self.name(at)?;
+        self.take_grant(name, token, |_| true)
+    }
+
+    fn take_grant(&mut self, name: NameId, token: u64, is_meant: impl FnOnce(u64) -> bool) -> Option<PendingGrant> {
+        let grant = self.pending.take_grant(name, token, is_meant);
+        self.registry.set_pending(name, self.pending.has(name));
+        grant
+    }
+
     pub(super) fn confirm_ticket(&mut self, ticket: u64) {
-        for name in self.pending.confirm_ticket(ticket) {
-            self.registry.set_pending(name, self.pending.has(name));
+        for (name, token) in self.pending.take(ticket) {
+            self.take_grant(name, token, |of| of == ticket);
         }
     }
 
@@ -71,8 +97,8 @@ impl Engine {
             let Some((token, ticket)) = dirty.undone.pop() else {
                 return;
             };
-            let undone = self.pending.take_grant(name, token, ticket);
-            self.registry.set_pending(name, self.pending.has(name));
+            // The owner may have used the hold since, and may have been granted it again.
+            let undone = self.take_grant(name, token, |of| of == ticket);
             let (Some(undone), Some(terms)) = (undone, at.terms_of(token)) else {
                 continue;
             };
@@ -86,7 +112,7 @@ impl Engine {
                 self.give_place_back(at, token, &undone);
                 self.commit(at, Event::Ended { token, cause: EndCause::Undone });
             } else {
-                self.undo_in_part(at, token, &undone, Terms { count, ..terms });
+                self.undo_in_part(at, token, undone, Terms { count, ..terms });
             }
         }
     }
@@ -94,20 +120,20 @@ impl Engine {
     /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced
     /// count. The deadline stays or becomes later. Only an unclaimed hold gets its earlier deadline
     /// back.
-    fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &PendingGrant, terms: Terms) {
+    fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: PendingGrant, terms: Terms) {
         if terms.deadline_us <= at.now.mono_us {
             // The hold has expired. `before` may have a later deadline, which would make it
             // live again: see `has_session` below.
             return;
         }
-        let Some(before) = undone.before.as_ref() else {
-            return;
-        };
+        // A hold that began with the grant had none of its options before.
+        let began = || Terms { request: None, session_ms: None, note: None, ..terms.clone() };
+        let before = undone.before.unwrap_or_else(began);
         if let Some(client) = undone.has_bound {
             self.unbind(at, token, client);
         }
         let mut deadline_us = terms.deadline_us;
-        if terms.phase == Phase::Unclaimed {
+        if terms.phase == Phase::Unclaimed && undone.count > 0 {
             deadline_us = before.deadline_us;
         }
         if undone.has_session {
@@ -121,7 +147,7 @@ impl Engine {
             lease_ms: before.lease_ms,
             request: if undone.has_request { before.request } else { terms.request },
             session_ms: if undone.has_session { before.session_ms } else { terms.session_ms },
-            note: if undone.has_note { before.note.clone() } else { terms.note.clone() },
+            note: if undone.has_note { before.note } else { terms.note.clone() },
             ..terms
         };
         let is_longer = changed.deadline_us > terms.deadline_us;

@@ -4,10 +4,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NameId(pub(super) u32);
 
-#[cfg(test)]
-impl NameId {
-}
-
 /// The rank of a waiter. A smaller rank is served earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
