@@ -5,7 +5,7 @@
 //! stores the terms of the hold before it, to which undoing it returns.
 //!
 //! If a waiter is granted a hold that has a pending grant already (permits, or a key of several that
-//! its owner holds), the earlier one leaves this module: see `Engine::settle_earlier`.
+//! its owner holds), the new one replaces it: see `Engine::settle_earlier`.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -16,7 +16,7 @@ use crate::event::Terms;
 use crate::registry::NameId;
 
 /// A pending grant, with the data to undo it.
-#[cfg_attr(test, derive(Clone))]
+#[derive(Clone)]
 pub(crate) struct PendingGrant {
     pub(crate) ticket: u64,
     /// The terms of the hold before; `None` if the hold began with this grant.
@@ -42,8 +42,7 @@ struct PendingTicket {
     client: Option<u64>,
     /// The answer is published on a channel, and not written to the connection that asked.
     is_published: bool,
-    /// The names and tokens of the holds. One that was granted again since has the pending grant of
-    /// another ticket.
+    /// The names and tokens of the holds. One that was granted again has the grant of another ticket.
     holds: SmallVec<[(NameId, u64); 1]>,
 }
 
@@ -61,7 +60,7 @@ pub(crate) struct PendingGrants {
 }
 
 impl PendingGrants {
-    /// Adds a grant to a hold without a pending one.
+    /// Adds a grant to a hold. It replaces an earlier one.
     pub(crate) fn add(&mut self, name: NameId, token: u64, grant: PendingGrant) {
         self.tickets.entry(grant.ticket).or_default().holds.push((name, token));
         self.holds.insert((name, token), grant);
@@ -89,6 +88,11 @@ impl PendingGrants {
         taken.holds
     }
 
+    /// The pending grant of a hold.
+    pub(crate) fn of_hold(&self, name: NameId, token: u64) -> Option<&PendingGrant> {
+        self.holds.get(&(name, token))
+    }
+
     /// Takes out the pending grant of a hold, if `is_meant` accepts its ticket.
     pub(crate) fn take_grant(
         &mut self,
@@ -96,7 +100,7 @@ impl PendingGrants {
         token: u64,
         is_meant: impl FnOnce(u64) -> bool,
     ) -> Option<PendingGrant> {
-        self.holds.get(&(name, token)).filter(|grant| is_meant(grant.ticket))?;
+        self.of_hold(name, token).filter(|grant| is_meant(grant.ticket))?;
         self.holds.remove(&(name, token))
     }
 

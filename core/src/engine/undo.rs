@@ -34,34 +34,37 @@ impl Engine {
     /// Confirms the grant of a hold, with the other grants of its request, because the owner has
     /// used the hold.
     pub(super) fn confirm(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
-        if let Some(grant) = self.take_grant_at(at, token) {
+        if self.pending.is_empty() {
+            return;
+        }
+        // Takes out this grant even if it is marked to be undone: when the budget of a turn is used
+        // up, an owner may use its hold before that.
+        let grant = self.name(at).and_then(|name| self.take_grant(name, token, |_| true));
+        if let Some(grant) = grant {
             self.confirm_ticket(grant.ticket);
         }
     }
 
-    /// A waiter is about to be granted a hold with these `terms` again. If the hold has a pending
-    /// grant, its count and request id stay from now on, even if its answer is lost.
+    /// A waiter is about to be granted a hold with these `terms` again. The new grant will replace
+    /// the pending grant of the hold, if it has one, whose count and request id then stay.
     ///
-    /// Its lease and SESSION do not stay. Otherwise, if the answer is lost, the hold would end with
-    /// a connection although no answered request of its owner had a SESSION, and we would grant the
-    /// lock to another owner. The grants of the same request on other keys remain pending for the
-    /// same reason.
+    /// Since its answer may arrive or be lost, we keep the longer lease, and the longer SESSION if
+    /// there was one before, or else none. Otherwise the hold would end while its owner relies on
+    /// it, for example with a connection although no answered request had a SESSION. For the same
+    /// reason the grants of its request on other keys stay pending.
     pub(super) fn settle_earlier(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, terms: &mut Terms) {
-        if let Some(earlier) = self.take_grant_at(at, token) {
-            let options = PendingGrant { count: 0, has_request: false, has_note: false, has_bound: None, ..earlier };
+        if let Some(earlier) = self.name(at).and_then(|name| self.pending.of_hold(name, token)).cloned() {
+            let longer = |before: Terms| Terms {
+                lease_ms: before.lease_ms.max(terms.lease_ms),
+                session_ms: before.session_ms.zip(terms.session_ms).map(|(before, set)| before.max(set)),
+                ..before
+            };
+            let before = earlier.before.map(longer);
+            let has_bound = None;
+            let options = PendingGrant { before, count: 0, has_request: false, has_note: false, has_bound, ..earlier };
             self.undo_in_part(at, token, options, terms.clone());
             *terms = at.terms_of(token).unwrap_or_else(|| terms.clone());
         }
-    }
-
-    /// Takes out the pending grant of a hold, even if it is marked to be undone: when the budget of
-    /// a turn is used up, an owner may use its hold before that.
-    fn take_grant_at(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) -> Option<PendingGrant> {
-        if self.pending.is_empty() {
-            return None;
-        }
-        let name = self.name(at)?;
-        self.take_grant(name, token, |_| true)
     }
 
     fn take_grant(&mut self, name: NameId, token: u64, is_meant: impl FnOnce(u64) -> bool) -> Option<PendingGrant> {
