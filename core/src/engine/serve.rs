@@ -11,7 +11,7 @@ use crate::lock::admission::Decision;
 use crate::outbox::Answer;
 use crate::pending_grants::PendingGrant;
 use crate::registry::{Left, Waiter};
-use crate::request::{Refusal, RequestMark};
+use crate::request::Refusal;
 
 impl Engine {
     /// Applies a decision about a waiter for one key. Returns whether it was granted.
@@ -102,41 +102,35 @@ impl Engine {
         // An expired lock of another kind with very many holds is removed in parts, so it may still
         // be here.
         self.make_room(at, request.kind);
-        let before = at.live_terms(request.kind, owner, request.mode)?;
-        let is_bound =
-            |at: &At<'_, '_, _>, token| waiter.client().is_some_and(|client| at.clients(token).contains(&client));
-        let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(at, *token));
-        let (token, count, (lasts_ms, phase)) = match decision {
+        let mut before = at.live_terms(request.kind, owner, request.mode)?;
+        if let Some((token, terms)) = &mut before {
+            self.settle_earlier(at, *token, terms);
+        }
+        let bound = |at: &At<'_, '_, _>, token| waiter.client().filter(|client| at.clients(token).contains(client));
+        let was_bound = before.as_ref().is_some_and(|(token, _)| bound(at, *token).is_some());
+        let (token, count) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
                 self.repeat(at, *token, request, waiter.client(), waiter.note());
-                (*token, 0, GrantTiming::AtOnce.duration_and_phase(request, &at.limits))
+                (*token, 0)
             }
             _ => {
                 let timing = GrantTiming::AfterWait { note: waiter.note() };
-                (
-                    self.grant(at, owner, request, waiter.client(), timing)?,
-                    request.count,
-                    timing.duration_and_phase(request, &at.limits),
-                )
+                (self.grant(at, owner, request, waiter.client(), timing)?, request.count)
             }
         };
         if let Some(name) = self.name(at) {
             let grant = PendingGrant {
                 ticket,
+                before: before.map(|(_, terms)| terms),
                 count,
-                deadline_us: at.now.after_ms(lasts_ms),
-                lease_ms: request.lease_ms,
-                request: RequestMark::after(None, request.request_id, request.verb),
-                session_ms: request.session_ms,
-                note: waiter.note().map(Into::into),
-                phase,
+                has_request: request.request_id.is_some(),
+                has_session: request.session_ms.is_some(),
+                has_note: waiter.note().is_some(),
                 arrival: waiter.arrival(),
                 grace_ms: request.grace_ms,
-                client: waiter.client(),
-                has_bound: !was_bound && is_bound(at, token),
-                is_confirmed: false,
+                has_bound: bound(at, token).filter(|_| !was_bound),
             };
-            self.pending.add(name, token, before.map(|(_, terms)| terms), grant);
+            self.pending.add(name, token, grant);
             self.registry.set_pending(name, true);
         }
         Ok(token)

@@ -196,9 +196,9 @@ impl<'w> Seen<'w> {
             self.option(request.notify.map(|channel| channel.0.get().into()));
             self.word(waiter.blocked_by() as u64);
         }
-        for (token, before, grant) in engine.pending.under(name.id) {
+        for (token, grant) in engine.pending.under(name.id) {
             self.number(token);
-            self.pending(before, grant);
+            self.pending(grant);
         }
         if let Some(dirty) = name.dirty {
             self.dirty(dirty);
@@ -239,21 +239,16 @@ impl<'w> Seen<'w> {
         self.word(dirty.offers.len() as u64);
     }
 
-    fn pending(&mut self, before: Option<&Terms>, grant: &PendingGrant) {
-        if let Some(before) = before {
+    fn pending(&mut self, grant: &PendingGrant) {
+        if let Some(before) = &grant.before {
             self.terms(before);
         }
         self.number(grant.ticket);
         self.number(grant.arrival);
         self.option(grant.grace_ms);
         self.word(grant.count);
-        self.client(grant.client);
-        self.words.extend([grant.has_bound, grant.is_confirmed].map(u64::from));
-        self.time(Some(grant.deadline_us));
-        self.word(grant.lease_ms);
-        self.mark(grant.request);
-        self.option(grant.session_ms);
-        self.word(grant.phase as u64);
+        self.client(grant.has_bound);
+        self.words.extend([grant.has_request, grant.has_session, grant.has_note].map(u64::from));
     }
 
     fn lists(&mut self) {
