@@ -12,7 +12,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::Engine;
-use super::fair::OwnPlace;
+use super::fair::{OwnPlace, has_place};
 use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
 use crate::keyspace::{KeyId, Keyspace};
@@ -158,7 +158,7 @@ impl Engine {
         if earlier.is_repeat {
             // A retry without BLOCK ends the wait of the request that it repeats.
             self.supersede(tx, &earlier, request);
-            if self.has_place(tx, owner, request.kind) {
+            if has_place(tx, owner, request.kind) {
                 self.release_place(&mut tx.at(KEY), owner, request.request_id, false);
             }
             for id in tx.ids() {
@@ -231,7 +231,7 @@ impl Engine {
         request: &Request,
         decisions: &[Decision],
     ) -> Result<Tokens, Refusal> {
-        let had_place = self.has_place(tx, owner, request.kind);
+        let had_place = has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
             tokens.push(self.grant_key(&mut tx.at(id), owner, request, decision)?);

@@ -95,17 +95,14 @@ impl Engine {
             Some(_) => {}
         }
     }
+}
 
-    /// Whether an owner that is about to be granted has a place.
-    pub(super) fn has_place(&self, tx: &Transaction<'_, impl Keyspace>, owner: &[u8], kind: Kind) -> bool {
-        kind == Kind::Fair && self.place_of(tx, owner).is_ok_and(|place| place.is_some())
-    }
+/// Whether an owner that is about to be granted has a place.
+pub(super) fn has_place(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], kind: Kind) -> bool {
+    kind == Kind::Fair && place_of(tx, owner).is_ok_and(|place| place.is_some())
+}
 
-    pub(super) fn place_of<'a>(
-        &self,
-        tx: &'a Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-    ) -> Result<Option<Place<'a>>, Refusal> {
-        Ok(tx.keys.value(KEY).of_kind(Kind::Fair, tx.now)?.and_then(|lock| lock.place(owner)))
-    }
+/// The place of an owner on the fair lock that a request is about.
+pub(super) fn place_of<'a>(tx: &'a Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<Option<Place<'a>>, Refusal> {
+    Ok(tx.keys.value(KEY).of_kind(Kind::Fair, tx.now)?.and_then(|lock| lock.place(owner)))
 }

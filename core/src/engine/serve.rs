@@ -14,25 +14,21 @@ use crate::registry::{Left, Waiter};
 use crate::request::Refusal;
 
 impl Engine {
-    /// Applies a decision about a waiter for one key. Returns whether it was granted.
+    /// Applies a decision about a waiter for one key. Returns whether it was granted: it is refused, for
+    /// example, if no token is left.
     pub(super) fn serve(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: Decision) -> bool {
-        match decision {
-            Decision::Refuse(refusal) => self.end_without_grant(at, ticket, Answer::Refused(refusal)),
-            _ if !self.is_permitted(at, ticket) => {
-                self.end_without_grant(at, ticket, Answer::Refused(Refusal::NoPermission))
-            }
-            decision => return self.grant_to_waiter(at, ticket, &decision),
+        let refusal = match &decision {
+            Decision::Refuse(refusal) => Some(refusal.clone()),
+            _ => (!self.is_permitted(at, ticket)).then_some(Refusal::NoPermission),
+        };
+        if let Some(refusal) = refusal {
+            self.end_without_grant(at, ticket, Answer::Refused(refusal));
+            return false;
         }
-        false
-    }
-
-    /// Grants a waiter for one key, or refuses it, for example if no token is left. Returns whether
-    /// it was granted.
-    fn grant_to_waiter(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: &Decision) -> bool {
         let Some(Left { waiter, owner }) = self.registry.leave(ticket) else {
             return false;
         };
-        let given = self.grant_pending(at, ticket, owner.as_slice(), &waiter, decision);
+        let given = self.grant_pending(at, ticket, owner.as_slice(), &waiter, &decision);
         let is_granted = given.is_ok();
         if is_granted {
             self.stats.count_wait(waiter.request().kind, waiter.since_us(), at.now);
@@ -57,7 +53,7 @@ impl Engine {
             return true;
         };
         if waiter.has_timed_out(at.now) {
-            self.time_out(at, ticket);
+            self.end_without_grant(at, ticket, Answer::TimedOut);
             return true;
         }
         let cut_off = self.registry.cut_off(waiter);
@@ -66,11 +62,6 @@ impl Engine {
             self.answer(at, ticket, answer);
         }
         is_cut_off
-    }
-
-    /// Answers a waiter that timed out.
-    pub(super) fn time_out(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) {
-        self.end_without_grant(at, ticket, Answer::TimedOut);
     }
 
     /// Answers a waiter that is not granted, and removes its place on a fair lock.
