@@ -28,11 +28,6 @@ pub struct Alarm(u32);
 impl Alarm {
     /// No alarm is set.
     pub const NONE: Self = Self(NO_SLOT);
-
-    /// The number, for tables of numbers: see [`Deadlines::alarm_in_slot`].
-    pub(crate) fn number(self) -> u32 {
-        self.0
-    }
 }
 
 #[derive(Clone, Copy)]

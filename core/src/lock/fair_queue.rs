@@ -3,68 +3,58 @@
 //! An owner has at most one place. A blocked or notified waiter has its place as long as it waits.
 //! The place of a polling owner expires unless the owner asks again in time.
 //!
-//! Taking, leaving and finding a place are O(1); setting its deadline is O(log n). Detaching visits
-//! all places, of which there are at most `rlock.max-places`.
+//! Taking, leaving and finding a place are O(log n). Detaching visits all places, of which there are
+//! at most `rlock.max-places`.
 //!
 //! Invariants:
-//! 1. The nodes in `slots` form one doubly linked list from `first` to `last`.
-//! 2. `by_owner` contains each node exactly once, by the number of its slot.
-//! 3. The lock is reserved only for the first place, and the reservation ends with it.
+//! 1. `by_owner` has the number of each place, and `deadlines` each deadline with the number.
+//! 2. The lock is reserved only for the first place, and the reservation ends with it.
 
 use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet};
 
 use ahash::RandomState;
+use hashbrown::HashMap;
 
 use super::hashing::hasher;
-use crate::collections::{Alarm, Deadlines, NameTable, Optional};
+use crate::collections::bytes_in_set;
 use crate::place::{Place, Stay};
 use crate::time::{Now, US_PER_MS};
 
 #[derive(Clone)]
 struct Node {
     owner: Box<[u8]>,
+    stay: Stay,
     arrival: u64,
-    /// 0 means none: ids count from 1.
-    request_id: u64,
-    grace_ms: Optional,
-    previous: Alarm,
-    next: Alarm,
-    is_polled: bool,
+    request_id: Option<u64>,
+    grace_ms: Option<u64>,
 }
 
-/// When a grace that begins at `at_us` ends.
-fn after_grace(at_us: u64, grace_ms: u64) -> u64 {
-    at_us.saturating_add(grace_ms.saturating_mul(US_PER_MS))
+impl Node {
+    fn place(&self) -> Place<'_> {
+        let Self { owner, stay, arrival, request_id, grace_ms } = self;
+        Place { owner, stay: *stay, arrival: *arrival, request_id: *request_id, grace_ms: *grace_ms }
+    }
 }
-
-/// The deadline of a place without one.
-const NEVER_US: u64 = u64::MAX;
 
 /// The places of one lock, in order.
 #[derive(Clone)]
 pub struct FairQueue {
-    slots: Deadlines<Node>,
-    by_owner: NameTable,
-    hasher: RandomState,
-    first: Alarm,
-    last: Alarm,
+    /// By a number that rises toward the end of the queue.
+    places: BTreeMap<i64, Node>,
+    by_owner: HashMap<Box<[u8]>, i64, RandomState>,
+    /// The deadlines of places without a connection, each with the number of the place.
+    deadlines: BTreeSet<(u64, i64)>,
     reserved_until_us: Option<u64>,
-    connected: usize,
-    /// An upper bound of the deadlines of places without a connection.
-    latest_us: u64,
 }
 
 impl Default for FairQueue {
     fn default() -> Self {
         Self {
-            slots: Deadlines::default(),
-            by_owner: NameTable::default(),
-            hasher: hasher(),
-            first: Alarm::NONE,
-            last: Alarm::NONE,
+            places: BTreeMap::new(),
+            by_owner: HashMap::with_hasher(hasher()),
+            deadlines: BTreeSet::new(),
             reserved_until_us: None,
-            connected: 0,
-            latest_us: 0,
         }
     }
 }
@@ -73,35 +63,30 @@ impl FairQueue {
     /// The number of places.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.slots.len()
+        self.places.len()
     }
 
     /// Whether there are no places.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.places.is_empty()
     }
 
     /// The head of the queue.
     #[must_use]
     pub fn first(&self) -> Option<Place<'_>> {
-        self.place(self.first)
+        self.places.first_key_value().map(|(_, node)| node.place())
     }
 
     /// The place of `owner`.
     #[must_use]
     pub fn get(&self, owner: &[u8]) -> Option<Place<'_>> {
-        self.place(self.find(owner)?)
+        self.places.get(self.by_owner.get(owner)?).map(Node::place)
     }
 
     /// The places in order.
     pub fn iter(&self) -> impl Iterator<Item = Place<'_>> {
-        let mut at = self.first;
-        core::iter::from_fn(move || {
-            let place = self.place(at)?;
-            at = self.slots.get(at)?.1.next;
-            Some(place)
-        })
+        self.places.values().map(Node::place)
     }
 
     /// When the reservation for the head expires.
@@ -113,63 +98,59 @@ impl FairQueue {
     /// When the next place or the reservation expires.
     #[must_use]
     pub fn next_deadline_us(&self) -> Option<u64> {
-        let life_us = self.slots.peek().map(|(at_us, _)| at_us).filter(|at_us| *at_us != NEVER_US);
+        let life_us = self.deadlines.first().map(|(until_us, _)| *until_us);
         [life_us, self.reserved_until_us].into_iter().flatten().min()
+    }
+
+    /// The latest deadline of a place without a connection, 0 if there is none.
+    pub(crate) fn latest_us(&self) -> u64 {
+        self.deadlines.last().map_or(0, |(until_us, _)| *until_us)
+    }
+
+    /// Whether all places have expired.
+    #[must_use]
+    pub fn has_expired(&self, now: Now) -> bool {
+        self.deadlines.len() == self.places.len() && self.latest_us() <= now.mono_us
     }
 
     /// An expired place.
     #[must_use]
     pub fn expired_place(&self, now_us: u64) -> Option<Place<'_>> {
-        let (at_us, at) = self.slots.peek()?;
-        if at_us <= now_us { self.place(at) } else { None }
+        let (_, number) = self.deadlines.first().filter(|(until_us, _)| *until_us <= now_us)?;
+        self.places.get(number).map(Node::place)
     }
 
     /// Adds a place at the end of the queue, or at its head. An owner that already has a place
     /// keeps it, with the new stay, request id and grace.
     pub(crate) fn push(&mut self, place: Place<'_>, at_head: bool) {
         let Place { owner, stay, arrival, request_id, grace_ms } = place;
-        if self.find(owner).is_some() {
-            self.set_stay(owner, stay, request_id, grace_ms);
-            return;
+        if self.by_owner.contains_key(owner) {
+            return self.set_stay(owner, stay, request_id, grace_ms);
         }
-        let (previous, next) = if at_head { (Alarm::NONE, self.first) } else { (self.last, Alarm::NONE) };
-        let is_polled = matches!(stay, Stay::Polled { .. });
-        let request_id = request_id.unwrap_or(0);
-        let grace_ms = grace_ms.into();
-        let node = Node { owner: owner.into(), arrival, request_id, grace_ms, previous, next, is_polled };
-        let at = self.slots.insert(stay.until_us().unwrap_or(NEVER_US), node);
-        self.count_in(stay);
-        if let Some(node) = self.slots.get_mut(previous) {
-            node.next = at;
-        }
-        if let Some(node) = self.slots.get_mut(next) {
-            node.previous = at;
-        }
-        if self.first == next {
-            self.first = at;
+        let number = if at_head {
+            self.places.first_key_value().map_or(0, |(first, _)| first.saturating_sub(1))
+        } else {
+            self.places.last_key_value().map_or(0, |(last, _)| last.saturating_add(1))
+        };
+        if at_head {
             self.reserved_until_us = None;
         }
-        if self.last == previous {
-            self.last = at;
-        }
-        self.by_owner.insert(self.hasher.hash_one(owner), at.number());
+        self.places.insert(number, Node { owner: owner.into(), stay, arrival, request_id, grace_ms });
+        self.by_owner.insert(owner.into(), number);
+        self.deadlines.extend(stay.until_us().map(|until_us| (until_us, number)));
     }
 
     /// Changes the stay, the request id and the grace of a place.
     pub(crate) fn set_stay(&mut self, owner: &[u8], stay: Stay, request_id: Option<u64>, grace_ms: Option<u64>) {
-        let Some(at) = self.find(owner) else {
-            return;
-        };
-        if let Some(place) = self.place(at) {
-            self.count_out(place.stay);
-            self.count_in(stay);
+        if let Some(number) = self.by_owner.get(owner)
+            && let Some(node) = self.places.get_mut(number)
+        {
+            if let Some(until_us) = node.stay.until_us() {
+                self.deadlines.remove(&(until_us, *number));
+            }
+            self.deadlines.extend(stay.until_us().map(|until_us| (until_us, *number)));
+            (node.stay, node.request_id, node.grace_ms) = (stay, request_id, grace_ms);
         }
-        if let Some(node) = self.slots.get_mut(at) {
-            node.is_polled = matches!(stay, Stay::Polled { .. });
-            node.request_id = request_id.unwrap_or(0);
-            node.grace_ms = grace_ms.into();
-        }
-        self.slots.set(at, stay.until_us().unwrap_or(NEVER_US));
     }
 
     /// Whether a place has its own `GRACE`.
@@ -179,27 +160,14 @@ impl FairQueue {
 
     /// Removes a place.
     pub(crate) fn remove(&mut self, owner: &[u8]) {
-        let hash = self.hasher.hash_one(owner);
-        let Some(at) = self.find_hashed(hash, owner) else {
+        let Some(number) = self.by_owner.remove(owner) else {
             return;
         };
-        self.by_owner.remove(hash, at.number());
-        if let Some(place) = self.place(at) {
-            self.count_out(place.stay);
+        if self.places.first_key_value().is_some_and(|(first, _)| *first == number) {
+            self.reserved_until_us = None;
         }
-        let Some(node) = self.slots.remove(at) else {
-            return;
-        };
-        match self.slots.get_mut(node.previous) {
-            Some(previous) => previous.next = node.next,
-            None => {
-                self.first = node.next;
-                self.reserved_until_us = None;
-            }
-        }
-        match self.slots.get_mut(node.next) {
-            Some(next) => next.previous = node.previous,
-            None => self.last = node.previous,
+        if let Some(until_us) = self.places.remove(&number).and_then(|node| node.stay.until_us()) {
+            self.deadlines.remove(&(until_us, number));
         }
     }
 
@@ -215,40 +183,15 @@ impl FairQueue {
     /// reservation.
     pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
         self.reserved_until_us = None;
-        self.connected = 0;
-        let mut at = self.first;
-        while let (Some(place), Some((_, node))) = (self.place(at), self.slots.get(at)) {
-            let until_us = place.grace_ms.map_or(until_us, |grace_ms| after_grace(at_us, grace_ms));
-            let until_us = until_us.max(place.stay.until_us().unwrap_or(0));
-            let next = node.next;
-            self.slots.set(at, until_us);
-            self.latest_us = self.latest_us.max(until_us);
-            at = next;
-        }
-    }
-
-    /// An upper bound of the deadlines of places without a connection.
-    pub(crate) fn latest_us(&self) -> u64 {
-        self.latest_us
-    }
-
-    /// Whether all places are known to have expired. Does not visit each, so it may return `true`
-    /// late if places with later deadlines have left.
-    #[must_use]
-    pub fn has_expired(&self, now: Now) -> bool {
-        self.connected == 0 && self.latest_us <= now.mono_us
-    }
-
-    fn count_in(&mut self, stay: Stay) {
-        match stay.until_us() {
-            Some(until_us) => self.latest_us = self.latest_us.max(until_us),
-            None => self.connected = self.connected.saturating_add(1),
-        }
-    }
-
-    fn count_out(&mut self, stay: Stay) {
-        if stay == Stay::Connected {
-            self.connected = self.connected.saturating_sub(1);
+        self.deadlines.clear();
+        for (number, node) in &mut self.places {
+            let after_grace = |grace_ms: u64| at_us.saturating_add(grace_ms.saturating_mul(US_PER_MS));
+            let until_us = node.grace_ms.map_or(until_us, after_grace).max(node.stay.until_us().unwrap_or(0));
+            node.stay = match node.stay {
+                Stay::Polled { .. } => Stay::Polled { until_us },
+                Stay::Grace { .. } | Stay::Connected => Stay::Grace { until_us },
+            };
+            self.deadlines.insert((until_us, *number));
         }
     }
 
@@ -258,34 +201,12 @@ impl FairQueue {
         const SAMPLES: usize = 64;
         let sample: usize = self.iter().take(SAMPLES).map(|place| place.owner.len()).sum();
         let owners = sample.saturating_mul(self.len()).checked_div(self.len().min(SAMPLES)).unwrap_or(0);
-        self.slots.heap_bytes().saturating_add(owners).saturating_add(self.by_owner.heap_bytes())
-    }
-
-    fn place(&self, at: Alarm) -> Option<Place<'_>> {
-        let (until_us, node) = self.slots.get(at)?;
-        let stay = match (until_us, node.is_polled) {
-            (until_us, true) => Stay::Polled { until_us },
-            (NEVER_US, false) => Stay::Connected,
-            (until_us, false) => Stay::Grace { until_us },
-        };
-        Some(Place {
-            owner: &node.owner,
-            stay,
-            arrival: node.arrival,
-            request_id: Some(node.request_id).filter(|id| *id != 0),
-            grace_ms: node.grace_ms.get(),
-        })
-    }
-
-    fn find(&self, owner: &[u8]) -> Option<Alarm> {
-        self.find_hashed(self.hasher.hash_one(owner), owner)
-    }
-
-    fn find_hashed(&self, hash: u64, owner: &[u8]) -> Option<Alarm> {
-        let node = |number| self.slots.get(self.slots.alarm_in_slot(number)?).map(|(_, node)| node);
-        let is_it = |number| node(number).is_some_and(|node| *node.owner == *owner);
-        let number = self.by_owner.find(hash, is_it)?;
-        self.slots.alarm_in_slot(number)
+        let table = self.by_owner.capacity().saturating_mul(size_of::<(Box<[u8]>, i64)>().saturating_add(1));
+        owners
+            .saturating_mul(2)
+            .saturating_add(table)
+            .saturating_add(bytes_in_set::<(i64, Node)>(self.len()))
+            .saturating_add(bytes_in_set::<(u64, i64)>(self.deadlines.len()))
     }
 }
 
@@ -403,22 +324,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of entries")]
-    fn parts_of_the_owner_table_stay_small() {
-        const PLACES: u32 = 80_000;
-        let mut places = FairQueue::default();
-        for owner in 0..PLACES {
-            let owner = &owner.to_le_bytes();
-            places.push(Place { owner, stay: Stay::Connected, arrival: 0, request_id: None, grace_ms: None }, false);
-        }
-        let most = places.by_owner.largest_part();
-        assert!(most <= 4096, "{most} entries move when one part grows");
-        for owner in 0..PLACES {
-            places.remove(&owner.to_le_bytes());
-        }
-        assert!(places.is_empty() && places.by_owner.is_empty());
     }
 }
