@@ -159,7 +159,7 @@ impl Engine {
     fn run_source(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> TimerStep {
         match timer {
             Timer::Dirty => TimerStep::on(self.registry.next_dirty()),
-            Timer::Loaded => TimerStep::on(self.next_loaded()),
+            Timer::Loaded => TimerStep::on(self.backlog.next_loaded()),
             Timer::Lease => self.fire_next_alarm(now),
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
@@ -191,21 +191,11 @@ impl Engine {
         }
     }
 
-    pub(super) fn next_loaded(&mut self) -> Option<Key> {
-        let Key { name, db: stable } = self.backlog.next_loaded()?;
-        Some(Key { name, db: self.alarms.current(stable) })
-    }
-
     fn fire_next_alarm(&mut self, now: Now) -> TimerStep {
-        let Some(alarm) = self.alarms.fire_due(now) else {
-            return TimerStep::Nothing;
-        };
-        match self.alarms.key(alarm) {
-            Some(key) => TimerStep::Job(Job { key, fired: Some(alarm) }),
-            None => {
-                self.alarms.remove(alarm);
-                TimerStep::Done
-            }
+        match self.alarms.fire_due(now) {
+            Some((alarm, Some(key))) => TimerStep::Job(Job { key, fired: Some(alarm) }),
+            Some((_, None)) => TimerStep::Done,
+            None => TimerStep::Nothing,
         }
     }
 

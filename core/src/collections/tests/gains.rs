@@ -1,7 +1,7 @@
 //! Measures each collection against the ordinary one that would replace it: `make
 //! bench-collections`.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use std::{
     println,
     time::{Duration, Instant},
@@ -104,6 +104,18 @@ fn measure() {
                 assert!(order.remove(&(at_us, slot)));
             })
         },
+    );
+    let mut deadlines = Deadlines::default();
+    let mut order = BTreeMap::new();
+    for number in 0..MANY {
+        deadlines.insert_with(scattered(number), number, (), number);
+        order.insert((scattered(number), number), number);
+    }
+    compare(
+        "`Deadlines`: change the stamps of a million, µs",
+        "`BTreeMap`",
+        || mean(1, |_| deadlines.stamps_mut().for_each(|stamp| *stamp ^= 1)),
+        || mean(1, |_| order.values_mut().for_each(|stamp| *stamp ^= 1)),
     );
     compare(
         "`NameTable`: longest of a million insertions, µs",
