@@ -18,16 +18,15 @@ const KEPT_ENTRIES: usize = 1024;
 
 /// The progress of the sweep, which visits everything in parts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Sweep {
-    /// The names, from this slot on.
-    Names(u32),
-    /// The alarms of values, from this slot on.
-    Alarms(u32),
+pub(crate) struct Sweep {
+    pub(crate) at: SweepAt,
+    /// Also serves queues, and unparks alarms, because holds may begin again.
+    pub(crate) after_pause: bool,
 }
 
-/// The progress after a pause of grants, in which the timer serves queues and unparks alarms.
+/// Where the sweep continues.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Resume {
+pub(crate) enum SweepAt {
     /// The names, from this slot on.
     Names(u32),
     /// The alarms of values, from this slot on.
@@ -54,20 +53,9 @@ pub(crate) struct Backlog {
     offers: VecDeque<Offer>,
     /// Tickets of waiters that may close a cycle.
     suspects: VecDeque<u64>,
-    resume: Option<Resume>,
 }
 
 impl Backlog {
-    /// Sets the progress after a pause of grants; `None` if all is done.
-    pub(crate) fn set_resume(&mut self, resume: Option<Resume>) {
-        self.resume = resume;
-    }
-
-    /// The progress after a pause of grants.
-    pub(crate) fn resume(&self) -> Option<Resume> {
-        self.resume
-    }
-
     /// Adds the key of a loaded value.
     pub(crate) fn push_loaded(&mut self, key: Key) {
         self.loaded.push(key);
@@ -102,8 +90,9 @@ impl Backlog {
     }
 
     /// Begins a sweep of everything.
-    pub(crate) fn begin_sweep(&mut self) {
-        self.sweep = Some(Sweep::Names(0));
+    pub(crate) fn begin_sweep(&mut self, after_pause: bool) {
+        let after_pause = after_pause || self.sweep.is_some_and(|sweep| sweep.after_pause);
+        self.sweep = Some(Sweep { at: SweepAt::Names(0), after_pause });
     }
 
     /// The progress of the sweep, if there is one.

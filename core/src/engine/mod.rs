@@ -24,22 +24,25 @@
 //! | changes | `write`, `holders`, `waits`, `grant`, `expire` |
 //! | server events | `server_events`, `closed_connections`, `undo` |
 //! | hand-over | `grant_next`, `serve`, `offers` |
-//! | reconciliation | `reconcile`, `review` |
+//! | reconciliation | `dirtiness`, `reconcile`, `review` |
 //! | client requests | `acquire`, `fair`, `cancel`, `release`, `semaphore` |
-//! | the timer | `timers`, `sweep` |
+//! | the timer | `job`, `sweep`, `timers`; on a replica `replica` |
 
 mod acquire;
 mod cancel;
 mod closed_connections;
 mod contention;
+mod dirtiness;
 mod expire;
 mod fair;
 mod grant;
 mod grant_next;
 mod holders;
+mod job;
 mod offers;
 mod reconcile;
 mod release;
+mod replica;
 mod review;
 mod semaphore;
 mod serve;
@@ -73,8 +76,8 @@ use self::transaction::At;
 pub use crate::backlog::Offer;
 pub use acquire::{Acquired, Tokens};
 pub use contention::{Contended, Longest};
+pub use job::Job;
 pub use release::HoldsLeft;
-pub use timers::Job;
 pub use transaction::Transaction;
 pub use views::WaiterView;
 

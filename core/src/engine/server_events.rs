@@ -119,7 +119,7 @@ impl Engine {
             }
         }
         self.registry.renew(|of| db.is_none_or(|db| of == db));
-        self.backlog.begin_sweep();
+        self.backlog.begin_sweep(false);
     }
 
     /// Two databases were swapped. All that the engine knows beside the alarms stays with the name,
@@ -146,7 +146,7 @@ impl Engine {
         }
         self.backlog.swap_loaded(swapped);
         self.registry.renew(|db| swapped(db) != db);
-        self.backlog.begin_sweep();
+        self.backlog.begin_sweep(false);
     }
 
     /// This server became a replica: no client waits here any longer. A replica ends no sessions,
@@ -163,6 +163,6 @@ impl Engine {
         self.registry.renew(|_| true);
         self.sessions.forget_bindings();
         self.registry.notified_mut().promoted();
-        self.backlog.begin_sweep();
+        self.backlog.begin_sweep(false);
     }
 }

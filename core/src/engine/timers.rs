@@ -4,32 +4,15 @@
 //! engine does the work that needs no key.
 
 use super::Engine;
-use super::sweep::TimerStep;
+use super::job::{Job, TimerStep};
 use super::transaction::Transaction;
 use super::waits::PlaceAfter;
 use crate::budget::{ANSWER, CHANGE};
-use crate::bytes::Key;
-use crate::collections::Alarm;
 use crate::keyspace::Keyspace;
 use crate::outbox::{Answer, Outbox};
 use crate::registry::Outcome;
 use crate::request::Refusal;
 use crate::time::Now;
-
-/// A key with work for the timer.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// The key to open.
-    pub key: Key,
-    /// The alarm that has fired.
-    pub(super) fired: Option<Alarm>,
-}
-
-impl From<Key> for Job {
-    fn from(key: Key) -> Self {
-        Self { key, fired: None }
-    }
-}
 
 /// The sources of work. The timer serves them in turn, so that a flood of one delays none of the
 /// others.
@@ -51,16 +34,14 @@ enum Timer {
     CutOff,
     /// Memory of large tables that became empty.
     Retired,
-    /// Everything in a database that was swapped, flushed or loaded, or on a promoted server.
+    /// Everything, after a promotion, a load, a flush, SWAPDB or a pause of grants.
     Sweep,
     /// Keys that another node of the cluster serves, or that currently no node serves.
     Postponed,
-    /// Queues that were not served, and alarms that were parked, while no hold could begin.
-    Resumed,
 }
 
 impl Timer {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 10] = [
         Self::Dirty,
         Self::Loaded,
         Self::Lease,
@@ -71,7 +52,6 @@ impl Timer {
         Self::Retired,
         Self::Sweep,
         Self::Postponed,
-        Self::Resumed,
     ];
 
     /// The sources that a replica works on, see [`Engine::next_to_observe`].
@@ -114,7 +94,6 @@ impl Engine {
             Timer::Retired => now_if(self.has_retired()),
             Timer::Sweep => now_if(self.backlog.sweep().is_some()),
             Timer::Postponed => self.backlog.postponed_until_us(),
-            Timer::Resumed => now_if(self.backlog.resume().is_some()),
         }
     }
 
@@ -174,7 +153,6 @@ impl Engine {
             Timer::Retired => self.clean_up(),
             Timer::Sweep => self.continue_sweep(),
             Timer::Postponed => self.retry_postponed(now),
-            Timer::Resumed => self.resume(),
         }
     }
 
