@@ -47,14 +47,14 @@ type Decisions = SmallVec<[Decision; 1]>;
 struct Earlier {
     tickets: SmallVec<[u64; 1]>,
     /// The position that the new request takes over, if it asks for the same thing.
-    place: Option<Place>,
+    place: Option<Standing>,
     /// The new request repeats the one that waits.
     is_repeat: bool,
 }
 
 /// The position of a waiter in each of its queues.
 #[derive(Clone, Copy)]
-struct Place {
+struct Standing {
     rank: Rank,
     arrival: u64,
     /// The request may close a cycle: a search is pending, or the earlier request made no edges,
@@ -370,7 +370,7 @@ impl Engine {
             earlier.is_repeat |= is_repeat;
             if is_same {
                 let is_suspected = waiter.is_suspected() || self.registry.has_wait_ended(waiter, tx.now);
-                earlier.place = Some(Place { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });
+                earlier.place = Some(Standing { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });
             }
             earlier.tickets.push(ticket);
         }

@@ -35,7 +35,9 @@ impl Engine {
     ) -> R {
         self.budget.begin_command(tx.keys.count());
         for id in tx.ids() {
-            self.reconcile_if_dirty(&mut tx.at(id));
+            if self.is_dirty(&mut tx.at(id)) {
+                self.reconcile(&mut tx.at(id), false);
+            }
         }
         let decided = decide(self, tx);
         self.close(tx);
@@ -59,14 +61,6 @@ impl Engine {
             // If the same command reopens the key, a new value without an alarm would look like an
             // import.
             self.set_alarm(at.tx.keys, at.id);
-        }
-    }
-
-    /// Reconciles a key if it is dirty, on behalf of commands that do not compete for the lock.
-    /// These ignore expired leases, and the timer can serve the queue.
-    pub(super) fn reconcile_if_dirty(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        if self.is_dirty(at) {
-            self.reconcile(at, false);
         }
     }
 

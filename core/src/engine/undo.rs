@@ -20,11 +20,6 @@ impl Engine {
         }
     }
 
-    /// Confirms the grants of a ticket: at least one client has received the published answer.
-    pub fn published(&mut self, ticket: u64) {
-        self.confirm_ticket(ticket);
-    }
-
     /// Whether there are answers that may not have been sent yet.
     #[must_use]
     pub fn has_pending_answers(&self) -> bool {
@@ -73,7 +68,9 @@ impl Engine {
         grant
     }
 
-    pub(super) fn confirm_ticket(&mut self, ticket: u64) {
+    /// Confirms the grants of a ticket, whose answer was sent, or was published and received by at
+    /// least one client.
+    pub fn confirm_ticket(&mut self, ticket: u64) {
         for (name, token) in self.pending.take(ticket) {
             self.take_grant(name, token, |of| of == ticket);
         }

@@ -178,7 +178,7 @@ impl World {
     pub fn publish(&mut self, is_heard: bool) {
         for (ticket, _) in std::mem::take(&mut self.unpublished) {
             if is_heard {
-                self.engine.published(ticket);
+                self.engine.confirm_ticket(ticket);
             } else {
                 self.engine.nobody_listened(ticket);
             }

@@ -211,7 +211,7 @@ impl World {
             }
         }
         for told in out.take_answers() {
-            self.engine.published(told.ticket);
+            self.engine.confirm_ticket(told.ticket);
             self.answers.push((told.ticket, told.answer));
         }
     }
