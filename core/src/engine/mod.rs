@@ -157,11 +157,6 @@ impl Engine {
         if self.registry.is_empty() { None } else { at.name(&self.registry) }
     }
 
-    /// Whether a request waits under the name of a key.
-    fn is_waited_for(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        self.name(at).is_some_and(|name| self.registry.len_under(name) > 0)
-    }
-
     /// The record of a key's name, created if missing.
     fn intern(&mut self, key: KeyRef<'_>) -> NameId {
         self.registry.intern(key)

@@ -7,6 +7,7 @@ use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::limits::MayGrant;
+use crate::lock::Lock;
 use crate::lock::admission::{self, Decision};
 use crate::registry::Position;
 use crate::request::{Refusal, Request};
@@ -49,16 +50,15 @@ impl Engine {
     /// no hold could begin, it begins again instead. In a quarantine the data set may lack holds, so
     /// the semaphore stays until the end.
     pub(super) fn remove_unused(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        let Some(lock) = at.lock() else {
-            return;
-        };
-        let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= at.now.mono_us) else {
+        let idle = at.lock().filter(|lock| lock.holds().is_empty()).and_then(Lock::idle);
+        let Some(idle) = idle.filter(|idle| idle.until_us <= at.now.mono_us) else {
             return;
         };
         if at.limits.may_grant != MayGrant::Yes {
             return;
         }
-        if self.is_waited_for(at) || self.begins_again(at, idle.until_us) {
+        let is_waited_for = self.name(at).is_some_and(|name| self.registry.len_under(name) > 0);
+        if is_waited_for || self.begins_again(at, idle.until_us) {
             let until_us = at.now.after_ms(idle.idle_ms.max(MIN_RESTART_MS));
             self.commit(at, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {
