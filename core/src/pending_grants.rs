@@ -4,8 +4,8 @@
 //! when the answer cannot reach the waiter. A hold has at most one pending grant, so this module
 //! stores the terms of the hold before it, to which undoing it returns.
 //!
-//! If a waiter is granted a hold that has a pending grant already (permits, or a key of several that
-//! its owner holds), the new one replaces it: see `Engine::settle_earlier`.
+//! If a waiter is granted a hold that has a pending grant already (permits, or a key of several
+//! that its owner holds), the new one replaces it: see `Engine::settle_earlier`.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -42,7 +42,8 @@ struct PendingTicket {
     client: Option<u64>,
     /// The answer is published on a channel, and not written to the connection that asked.
     is_published: bool,
-    /// The names and tokens of the holds. One that was granted again has the grant of another ticket.
+    /// The names and tokens of the holds. One that was granted again has the grant of another
+    /// ticket.
     holds: SmallVec<[(NameId, u64); 1]>,
 }
 

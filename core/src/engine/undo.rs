@@ -118,8 +118,8 @@ impl Engine {
     }
 
     /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced
-    /// count. The deadline stays or becomes later. Only an unclaimed hold gets its earlier deadline
-    /// back.
+    /// count. The deadline stays or becomes later. Only an unclaimed hold that loses a count gets
+    /// its earlier deadline back.
     fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: PendingGrant, terms: Terms) {
         if terms.deadline_us <= at.now.mono_us {
             // The hold has expired. `before` may have a later deadline, which would make it

@@ -1,7 +1,7 @@
 //! Grants of waiters. Until an owner has confirmed its grant, its connection may close, or its
 //! channel may have no subscriber: then the grant is undone, as if it had not happened. An owner
-//! that uses the hold confirms it. If a waiter is granted a hold again before that, the earlier grant
-//! keeps its count and its number, and sets no session.
+//! that uses the hold confirms it. If a waiter is granted a hold again before that, the earlier
+//! grant keeps its count and its number, and its session only if it prolongs an earlier one.
 
 use super::Oracle;
 use super::holds::Held;
@@ -67,8 +67,13 @@ impl Oracle {
     /// A waiter is about to be granted its owner's hold, perhaps again.
     pub(super) fn settle_earlier(&mut self, owner: u8, mode: Mode, now_ms: u64) {
         let Some(at) = self.position(owner, mode) else { return };
-        for Grant { wish, before, .. } in self.unheard.extract_if(.., |one| one.is_of(owner, mode)) {
-            self.holds[at].take_back_session(&wish, false, before.as_ref(), now_ms);
+        let held = &mut self.holds[at];
+        for Grant { wish, mut before, .. } in self.unheard.extract_if(.., |one| one.is_of(owner, mode)) {
+            if let Some(before) = &mut before {
+                let sessions = before.session_ms().zip(held.session_ms());
+                before.set_session_ms(sessions.map(|(before, set)| before.max(set)));
+            }
+            held.take_back_session(&wish, false, before.as_ref(), now_ms);
         }
     }
 
