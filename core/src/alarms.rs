@@ -1,12 +1,12 @@
 //! The alarms of values: when the next lease, place or reservation of a lock expires.
 //!
 //! An alarm has the name of its key, the number of its database, and the *generation* in which its
-//! value was last reconciled. A value stores its alarm, which may be stale, so callers check that it
-//! still belongs to the key.
+//! value was last reconciled. A value stores its alarm, which may be stale, so callers check that
+//! it still belongs to the key.
 //!
 //! A promotion and the end of a load raise the generation. A value of an earlier generation is
-//! *behind*, and so is one that SWAPDB has moved: it may have changed without one of our commands. It
-//! is reconciled when a command or its alarm opens the key, or when the sweep, which visits
+//! *behind*, and so is one that SWAPDB has moved: it may have changed without one of our commands.
+//! It is reconciled when a command or its alarm opens the key, or when the sweep, which visits
 //! everything in parts, reaches it.
 //!
 //! SWAPDB and FLUSHDB visit the database numbers of all alarms. That takes 3 ms for a million, see
@@ -97,8 +97,8 @@ impl Alarms {
         self.entry_of(alarm, key).is_some()
     }
 
-    /// Whether the value under a key, which has this alarm, is behind. A value is also behind if the
-    /// alarm does not belong to the key.
+    /// Whether the value under a key, which has this alarm, is behind. A value is also behind if
+    /// the alarm does not belong to the key.
     pub(crate) fn is_behind(&self, alarm: Alarm, key: KeyRef<'_>) -> bool {
         self.entry_of(alarm, key).is_none_or(|entry| self.is_entry_behind(&entry))
     }

@@ -2,8 +2,8 @@
 //!
 //! Insert, remove and move are O(log n). Inserting the latest deadline, and removing it soon after,
 //! is O(1). That is the common case: locks with equal leases that are released quickly. No step
-//! except [`Deadlines::stamps_mut`] is ever O(n), because this runs on the server's only thread: heap
-//! and slots grow by chunks instead of being copied.
+//! except [`Deadlines::stamps_mut`] is ever O(n), because this runs on the server's only thread:
+//! heap and slots grow by chunks instead of being copied.
 //!
 //! Invariants:
 //! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines
@@ -50,8 +50,6 @@ pub struct DeadlineRef<'a, T, S> {
     pub value: &'a T,
     /// A small part of the value that fits beside its position in the order.
     pub side: S,
-    /// When it is due.
-    pub at_us: u64,
     /// The number that the caller has stored beside the deadline.
     pub stamp: u32,
 }
@@ -126,8 +124,8 @@ impl<T, S: Copy> Deadlines<T, S> {
     #[must_use]
     pub fn entry(&self, alarm: Alarm) -> Option<DeadlineRef<'_, T, S>> {
         let SlotOf { value, side, position } = self.slots.get(alarm.0)?;
-        let Entry { at_us, stamp, .. } = *self.heap.get(*position as usize)?;
-        Some(DeadlineRef { value, side: *side, at_us, stamp })
+        let Entry { stamp, .. } = *self.heap.get(*position as usize)?;
+        Some(DeadlineRef { value, side: *side, stamp })
     }
 
     /// The value of `alarm`, to change it in place.
@@ -164,7 +162,12 @@ impl<T, S: Copy> Deadlines<T, S> {
             self.sift_up(position);
             self.sift_down(position);
         }
-        self.slots.remove(alarm.0).map(|slot| slot.value)
+        let slot = self.slots.remove(alarm.0);
+        if self.slots.capacity() == 0 {
+            // The slots of a large set were retired.
+            self.heap = Chunked::default();
+        }
+        slot.map(|slot| slot.value)
     }
 
     /// Removes all deadlines in one step. The memory is freed in parts, see
@@ -351,7 +354,7 @@ mod tests {
             let alarm = deadlines.insert(round, ());
             deadlines.remove(alarm);
         }
-        assert_eq!(deadlines.slots.len(), 1);
+        assert_eq!(deadlines.slots.capacity(), 1);
     }
 
     #[test]

@@ -122,11 +122,11 @@ impl Engine {
         self.backlog.begin_sweep(false);
     }
 
-    /// Two databases were swapped. All that the engine knows beside the alarms stays with the name,
-    /// and so with the database number: waiters, and also the events of values and pending grants.
-    /// The moved values count as imported. So a grant stays if its waiter did not receive the
-    /// answer, the session of a hold ends if its connection closed, and each place of a fair lock is
-    /// kept for its grace.
+    /// Two databases were swapped. Waiters stay with the name, and so with their database number.
+    /// The moved values count as imported: their sessions end, and their places lose their
+    /// connections. Events and pending grants stay with the name, too, where they do not find the
+    /// holds any longer. So a grant whose answer does not reach its waiter lasts until its lease,
+    /// claim or session ends.
     pub fn swapped(&mut self, first: u32, second: u32) {
         // The values are imported, and then bound to no connection.
         self.sessions.forget_bindings_in(|db| db == first || db == second);

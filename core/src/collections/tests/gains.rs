@@ -105,18 +105,6 @@ fn measure() {
             })
         },
     );
-    let mut deadlines = Deadlines::default();
-    let mut order = BTreeMap::new();
-    for number in 0..MANY {
-        deadlines.insert_with(scattered(number), number, (), number);
-        order.insert((scattered(number), number), number);
-    }
-    compare(
-        "`Deadlines`: change the stamps of a million, µs",
-        "`BTreeMap`",
-        || mean(1, |_| deadlines.stamps_mut().for_each(|stamp| *stamp ^= 1)),
-        || mean(1, |_| order.values_mut().for_each(|stamp| *stamp ^= 1)),
-    );
     compare(
         "`NameTable`: longest of a million insertions, µs",
         "`HashTable`",
