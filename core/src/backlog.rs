@@ -51,8 +51,7 @@ pub struct Offer {
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Backlog {
-    /// Loaded keys that have no alarm yet, with the stable id of their database in place of its
-    /// number.
+    /// Loaded keys that have no alarm yet.
     loaded: Chunked<Key>,
     postponed: Postponed,
     sweep: Option<Sweep>,
@@ -85,6 +84,11 @@ impl Backlog {
 
     pub(crate) fn next_loaded(&mut self) -> Option<Key> {
         self.loaded.pop()
+    }
+
+    /// Loaded values have moved to other databases. Visits every loaded key.
+    pub(crate) fn swap_loaded(&mut self, swapped: impl Fn(u32) -> u32) {
+        self.loaded.iter_mut().for_each(|key| key.db = swapped(key.db));
     }
 
     pub(crate) fn has_loaded(&self) -> bool {

@@ -268,20 +268,6 @@ impl PendingGrants {
         self.tickets.get(&ticket).is_some_and(|pending| pending.is_published)
     }
 
-    /// The names of all holds with pending grants.
-    pub(crate) fn names(&self) -> impl Iterator<Item = NameId> {
-        self.holds.keys().map(|(name, _)| *name)
-    }
-
-    /// Moves holds to other names.
-    pub(crate) fn rename(&mut self, other: impl Fn(NameId) -> NameId) {
-        for (name, _) in self.tickets.values_mut().flat_map(|pending| &mut pending.holds) {
-            *name = other(*name);
-        }
-        let holds = core::mem::take(&mut self.holds).into_iter();
-        self.holds = holds.map(|((name, token), hold)| ((other(name), token), hold)).collect();
-    }
-
     /// Each pending grant under a name, with the token and the terms before of its hold.
     #[cfg(test)]
     pub(crate) fn under(&self, name: NameId) -> impl Iterator<Item = (u64, Option<&Terms>, &PendingGrant)> {

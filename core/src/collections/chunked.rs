@@ -38,6 +38,10 @@ impl<T> Chunked<T> {
         self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.chunks.iter_mut().flatten()
+    }
+
     pub(crate) fn push(&mut self, value: T) {
         let at = self.len / CHUNK;
         if at == self.chunks.len() {

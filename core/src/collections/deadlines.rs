@@ -1,9 +1,9 @@
 //! Deadlines in order: a binary heap whose entries can be moved and removed.
 //!
 //! Insert, remove and move are O(log n). Inserting the latest deadline, and removing it soon after,
-//! is O(1). That is the common case: locks with equal leases that are released quickly. No step is
-//! ever O(n), because this runs on the server's only thread: heap and slots grow by chunks instead
-//! of being copied.
+//! is O(1). That is the common case: locks with equal leases that are released quickly. No step
+//! except [`Deadlines::stamps_mut`] is ever O(n), because this runs on the server's only thread:
+//! heap and slots grow by chunks instead of being copied.
 //!
 //! Invariants:
 //! 1. `heap[i].at_us <= heap[j].at_us` for each child j of i (four children each: fewer cache lines
@@ -110,13 +110,20 @@ impl<T, S: Copy> Deadlines<T, S> {
         Alarm(slot)
     }
 
-    /// Sets the stamp of a deadline.
-    pub fn set_stamp(&mut self, alarm: Alarm, stamp: u32) {
+    /// Sets the side and the stamp of a deadline.
+    pub fn set_side_and_stamp(&mut self, alarm: Alarm, side: S, stamp: u32) {
         if let Some(position) = self.position(alarm)
             && let Some(entry) = self.heap.get_mut(position)
+            && let Some(slot) = self.slots.get_mut(alarm.0 as usize)
         {
-            entry.stamp = stamp;
+            (entry.stamp, slot.side) = (stamp, side);
         }
+    }
+
+    /// The stamps of all deadlines. They are close together in memory, so it takes few milliseconds
+    /// to visit a million.
+    pub fn stamps_mut(&mut self) -> impl Iterator<Item = &mut u32> {
+        self.heap.iter_mut().map(|entry| &mut entry.stamp)
     }
 
     /// The deadline and the value of `alarm`.
@@ -432,10 +439,12 @@ mod tests {
         let late = deadlines.insert_with(9, 1, 10, 100);
         let early = deadlines.insert_with(5, 2, 20, 200);
         let kept = |deadlines: &Deadlines<u8, u32>, alarm| deadlines.entry(alarm).map(|it| (it.side, it.stamp));
-        deadlines.set_stamp(late, 101);
+        deadlines.set_side_and_stamp(late, 11, 101);
         deadlines.set(late, 1);
-        assert_eq!(kept(&deadlines, late), Some((10, 101)));
+        assert_eq!(kept(&deadlines, late), Some((11, 101)));
         assert_eq!(kept(&deadlines, early), Some((20, 200)));
+        deadlines.stamps_mut().for_each(|stamp| *stamp += 5);
+        assert_eq!([late, early].map(|alarm| kept(&deadlines, alarm)), [Some((11, 106)), Some((20, 205))]);
         deadlines.remove(late);
         assert_eq!(kept(&deadlines, late), None);
     }

@@ -90,7 +90,7 @@ impl Engine {
     /// Whether the copy beside the queue lacks holders of the lock.
     fn lacks_holders(&self, name: NameId, lock: &Lock) -> bool {
         let copied = self.registry.holders(name).len();
-        lock.kind() == Kind::RwLock && copied < lock.holds().len() && self.registry.knows_holders(name, &self.alarms)
+        lock.kind() == Kind::RwLock && copied < lock.holds().len() && self.registry.knows_holders(name)
     }
 
     fn copy_holds_of(registry: &mut Registry, lock: &Lock, name: NameId, owner: &[u8]) {

@@ -113,7 +113,7 @@ impl Engine {
         let hasher = RandomState::with_seeds(a, b, c, d);
         Self {
             registry: Registry::new(&hasher),
-            alarms: Alarms::new(&hasher),
+            alarms: Alarms::default(),
             sessions: Sessions::default(),
             pending: PendingGrants::default(),
             backlog: Backlog::default(),
@@ -160,8 +160,7 @@ impl Engine {
 
     /// The record of a key's name, created if missing.
     fn intern(&mut self, key: KeyRef<'_>) -> NameId {
-        let generation = self.alarms.generation(key.db);
-        self.registry.intern(key, generation)
+        self.registry.intern(key)
     }
 
     /// Puts a name on the list that `reconcile` works off, or adds to its events.

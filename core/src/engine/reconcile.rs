@@ -61,7 +61,7 @@ impl Engine {
     /// not processed yet.
     pub(super) fn is_dirty(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let name = self.name(at);
-        name.is_some_and(|name| self.registry.dirty(name).is_some() || self.registry.is_behind(name, &self.alarms))
+        name.is_some_and(|name| self.registry.dirty(name).is_some() || self.registry.is_behind(name))
             || self.is_behind(at)
     }
 
@@ -70,19 +70,15 @@ impl Engine {
     pub(super) fn is_dirty_beyond_offers(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
         let is_dirty_beyond_offers = |name| {
             let dirty = self.registry.dirty(name);
-            dirty.is_some_and(|dirty| !dirty.has_offers_only()) || self.registry.is_behind(name, &self.alarms)
+            dirty.is_some_and(|dirty| !dirty.has_offers_only()) || self.registry.is_behind(name)
         };
         self.name(at).is_some_and(is_dirty_beyond_offers) || self.is_behind(at)
     }
 
-    /// Whether a value was last reconciled in an earlier generation, or never. A value without a
-    /// deadline needs no reconciliation.
+    /// Whether a value is behind: see `alarms.rs`. A value without a deadline needs no
+    /// reconciliation.
     fn is_behind(&self, at: &At<'_, '_, impl Keyspace>) -> bool {
-        let Some(lock) = at.lock() else {
-            return false;
-        };
-        let reconciled_in = self.alarms.reconciled_in_of(lock.alarm(), at.key()).unwrap_or(0);
-        reconciled_in < self.alarms.generation(at.key().db) && lock.next_deadline_us().is_some()
+        at.lock().is_some_and(|lock| self.alarms.is_behind(lock.alarm(), at.key()) && lock.next_deadline_us().is_some())
     }
 
     /// Reconciles a key. `hold_ended`: the caller has just ended a hold.
@@ -116,11 +112,9 @@ impl Engine {
     /// Processes what is dirty about a key, as far as the budget goes. Returns whether an imported
     /// lease had expired.
     fn process_dirty(&mut self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        let generation = self.alarms.generation(at.key().db);
         let is_behind = self.is_behind(at);
         let name = self.intern(at.key());
-        let was_behind = self.registry.is_behind(name, &self.alarms);
-        self.registry.set_generation(name, generation);
+        let was_behind = self.registry.take_behind(name);
         let mut dirty = self.registry.take_dirty(name);
         if is_behind || was_behind || dirty.imported || dirty.replaced {
             let is_import = is_behind || dirty.imported;
@@ -151,13 +145,10 @@ impl Engine {
     /// Brings the engine's records up to date with another value under a name. `is_import`: the
     /// value arrived without one of our commands.
     fn adopt_value(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, is_import: bool) {
-        let generation = self.alarms.generation(at.key().db);
         if let Some(lock) = at.lock_mut().filter(|_| is_import) {
             lock.unbind_all();
             let alarm = lock.alarm();
-            if self.alarms.is_of(alarm, at.key()) {
-                self.alarms.set_reconciled_in(alarm, generation);
-            }
+            self.alarms.set_reconciled(alarm, at.key());
             // A value without an alarm gets one now, which marks it as adopted.
             self.set_alarm(at.tx.keys, at.id);
         }

@@ -2,9 +2,6 @@
 //! most of them at moments when the engine must not decide. So these functions only record them;
 //! the next command on the key, or the timer, processes them.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
-
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
 use crate::lock::Lock;
@@ -12,7 +9,7 @@ use crate::outbox::Answer;
 
 use super::Engine;
 use super::waits::PlaceAfter;
-use crate::registry::{Dirty, NameId};
+use crate::registry::Dirty;
 use crate::sessions::Binding;
 
 impl Engine {
@@ -92,8 +89,7 @@ impl Engine {
     /// A value was loaded. It counts as not reconciled until the first command on its key, or the
     /// timer, reconciles it.
     pub fn value_loaded(&mut self, key: Key) {
-        let Key { name, db } = key;
-        self.backlog.push_loaded(Key { name, db: self.alarms.stable(db) });
+        self.backlog.push_loaded(key);
     }
 
     /// The value under `key`, which had this `alarm`, was removed.
@@ -123,56 +119,39 @@ impl Engine {
 
     /// All values of one database, or of all databases (`None`), were removed.
     pub fn flushed(&mut self, db: Option<u32>) {
-        self.alarms.flush(db);
-        if db.is_none() {
-            self.sessions.forget_bindings();
+        match db {
+            Some(db) => self.alarms.flush(db),
+            None => {
+                self.alarms.clear();
+                self.sessions.forget_bindings();
+            }
         }
+        self.registry.renew(|of| db.is_none_or(|db| of == db));
         self.backlog.begin_sweep();
     }
 
     /// Two databases were swapped. Waiters stay with the name, and so with their database number.
+    /// The moved values count as imported: their sessions end, and their places lose their
+    /// connections. Events and pending grants stay with the name, too, where they do not find the
+    /// holds any longer. So a grant whose answer does not reach its waiter lasts until its lease,
+    /// claim or session ends.
     pub fn swapped(&mut self, first: u32, second: u32) {
-        self.alarms.swap(first, second);
         let swapped = |db: u32| match db {
             db if db == first => second,
             db if db == second => first,
             db => db,
         };
-        let mut names: Vec<NameId> = self.registry.dirty_names().chain(self.pending.names()).collect();
-        names.sort_unstable();
-        names.dedup();
-        let mut moved = Vec::new();
-        for name in names {
-            let Some(mut key) = self.registry.key(name).map(KeyRef::to_key) else {
-                continue;
-            };
-            let db = swapped(key.db);
-            if db != key.db {
-                key.db = db;
-                // The sweep finds values by their alarms. A value that has just arrived has none,
-                // so `imported` moves with it.
-                let of_value = self
-                    .registry
-                    .dirty_mut(name)
-                    .map(|dirty| Dirty { imported: dirty.imported, ..dirty.take_of_value() });
-                moved.push((name, key, of_value.unwrap_or_default()));
+        self.alarms.swap(swapped);
+        // The sweep finds values by their alarms. A value that has just arrived has none.
+        for name in self.registry.dirty_names() {
+            if self.registry.dirty(name).is_some_and(|dirty| dirty.imported)
+                && let Some(key) = self.registry.key(name)
+            {
+                self.backlog.push_loaded(key.to_key());
             }
         }
-        let mut renamed = BTreeMap::new();
-        for (name, key, of_value) in moved {
-            if !of_value.is_clean() {
-                let other = self.intern(key.borrow());
-                self.mark(other, |dirty| dirty.merge(of_value));
-            }
-            if self.pending.has(name) {
-                // Generation 0 is the lowest, so the name will be reconciled.
-                renamed.insert(name, self.registry.intern(key.borrow(), 0));
-            }
-        }
-        self.pending.rename(|name| renamed.get(&name).copied().unwrap_or(name));
-        for name in renamed.into_iter().flat_map(|(name, other)| [name, other]) {
-            self.registry.set_pending(name, self.pending.has(name));
-        }
+        self.backlog.swap_loaded(swapped);
+        self.registry.renew(|db| swapped(db) != db);
         self.backlog.begin_sweep();
     }
 
@@ -187,6 +166,7 @@ impl Engine {
     /// closed. A master now decides what became due meanwhile.
     pub fn promoted(&mut self) {
         self.alarms.renew_all();
+        self.registry.renew(|_| true);
         self.sessions.forget_bindings();
         self.registry.notified_mut().promoted();
         self.backlog.begin_sweep();

@@ -7,7 +7,6 @@ use super::transaction::At;
 use crate::backlog::{Resume, Sweep};
 use crate::budget::{CHANGE, PARTS_PER_CHANGE};
 use crate::bytes::Key;
-use crate::collections::Alarm;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::sessions::Binding;
 use crate::time::Now;
@@ -36,14 +35,14 @@ impl Engine {
                 Sweep::Names(slot) => match self.registry.in_slot(slot) {
                     None => (None, Some(Sweep::Alarms(0))),
                     Some(name) => {
-                        let behind = name.filter(|name| self.registry.is_behind(*name, &self.alarms));
+                        let behind = name.filter(|name| self.registry.is_behind(*name));
                         let key = behind.and_then(|name| self.registry.key(name)).map(|key| key.to_key());
                         (key, Some(Sweep::Names(slot.saturating_add(1))))
                     }
                 },
                 Sweep::Alarms(slot) => match self.alarms.in_slot(slot) {
                     None => (None, Some(Sweep::Bindings(None))),
-                    Some(alarm) => (self.sweep_alarm(alarm), Some(Sweep::Alarms(slot.saturating_add(1)))),
+                    Some(alarm) => (self.alarms.visit(alarm), Some(Sweep::Alarms(slot.saturating_add(1)))),
                 },
                 Sweep::Bindings(after) => {
                     let next = self.sessions.next_after(after.as_ref()).cloned();
@@ -98,16 +97,6 @@ impl Engine {
         TimerStep::Done
     }
 
-    /// The key of an alarm, if its value was last reconciled in an earlier generation.
-    fn sweep_alarm(&mut self, alarm: Alarm) -> Option<Key> {
-        let reconciled_in = self.alarms.reconciled_in(alarm)?;
-        let Some(key) = self.alarms.key(alarm) else {
-            self.alarms.remove(alarm);
-            return None;
-        };
-        (reconciled_in < self.alarms.generation(key.db)).then_some(key)
-    }
-
     /// When the sweep has reached a binding: forgets it if the hold is not bound to that
     /// connection.
     pub(super) fn verify_bindings(&mut self, at: &At<'_, '_, impl Keyspace>) {
@@ -128,7 +117,7 @@ impl Engine {
         while !matches!(self.continue_sweep(), TimerStep::Nothing) {}
         while !matches!(self.clean_up(), TimerStep::Nothing) {}
         while self.drop_bindings() {}
-        self.registry.next_dirty().or_else(|| self.next_loaded())
+        self.registry.next_dirty().or_else(|| self.backlog.next_loaded())
     }
 
     /// Whether a replica has keys to observe.

@@ -145,7 +145,7 @@ impl Engine {
     fn run_source(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> TimerStep {
         match timer {
             Timer::Dirty => self.registry.next_dirty().map_or(TimerStep::Nothing, TimerStep::Key),
-            Timer::Loaded => self.next_loaded().map_or(TimerStep::Nothing, TimerStep::Key),
+            Timer::Loaded => self.backlog.next_loaded().map_or(TimerStep::Nothing, TimerStep::Key),
             Timer::Lease => self.fire_next_alarm(now),
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
@@ -181,24 +181,14 @@ impl Engine {
         }
     }
 
-    pub(super) fn next_loaded(&mut self) -> Option<Key> {
-        let Key { name, db: stable } = self.backlog.next_loaded()?;
-        Some(Key { name, db: self.alarms.current(stable) })
-    }
-
     fn fire_next_alarm(&mut self, now: Now) -> TimerStep {
-        let Some(alarm) = self.alarms.fire_due(now) else {
-            return TimerStep::Nothing;
-        };
-        match self.alarms.key(alarm) {
-            Some(key) => {
+        match self.alarms.fire_due(now) {
+            Some((alarm, Some(key))) => {
                 self.backlog.set_fired(Some(alarm));
                 TimerStep::Key(key)
             }
-            None => {
-                self.alarms.remove(alarm);
-                TimerStep::Done
-            }
+            Some((_, None)) => TimerStep::Done,
+            None => TimerStep::Nothing,
         }
     }
 

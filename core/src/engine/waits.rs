@@ -94,7 +94,7 @@ impl Engine {
     /// Searches for a cycle that a waiter closes.
     pub(super) fn search_deadlock(&mut self, ticket: u64, ends: &[u64], now: Now) -> Outcome {
         let steps_left = self.budget.search_steps();
-        let (outcome, steps) = search_deadlock(&self.registry, &self.alarms, ticket, ends, now, steps_left);
+        let (outcome, steps) = search_deadlock(&self.registry, ticket, ends, now, steps_left);
         self.budget.take_search_steps(steps);
         outcome
     }

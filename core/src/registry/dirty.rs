@@ -49,16 +49,6 @@ impl Dirty {
             && self.gone.is_empty()
     }
 
-    /// Takes out the events that belong to the value, and move with it to another name.
-    pub(crate) fn take_of_value(&mut self) -> Self {
-        Self {
-            undone: core::mem::take(&mut self.undone),
-            unbound: core::mem::take(&mut self.unbound),
-            gone: core::mem::take(&mut self.gone),
-            ..Self::default()
-        }
-    }
-
     /// Adds later events.
     pub(crate) fn merge(&mut self, mut later: Self) {
         self.imported |= later.imported;
@@ -200,13 +190,6 @@ mod tests {
         let Dirty { imported, replaced, review, sessions_kept, undone, unbound, gone, offers } = dirty;
         let [imported, replaced, review] = [*imported, *replaced, review.is_some()].map(usize::from);
         ([undone.len(), unbound.len(), gone.len()], [imported, replaced, review, sessions_kept.len(), offers.len()])
-    }
-
-    #[test]
-    fn events_of_a_value_move_with_it_and_the_rest_stays() {
-        let mut dirty = full();
-        let taken = dirty.take_of_value();
-        assert_eq!((counts(&taken), counts(&dirty)), (([1; 3], [0; 5]), ([0; 3], [1; 5])));
     }
 
     #[test]

@@ -7,7 +7,6 @@ use super::names::{Holder, NameRecord};
 use super::owners::Holding;
 use super::positions::{NameId, OwnerId};
 use super::waiter::Waiter;
-use crate::alarms::Alarms;
 use crate::kind::Mode;
 use crate::time::Now;
 
@@ -60,9 +59,8 @@ impl Registry {
     }
 
     /// Whether the copy of the holders of a name is correct.
-    pub(crate) fn knows_holders(&self, name: NameId, alarms: &Alarms) -> bool {
-        let record = self.names.get(name);
-        record.is_some_and(|record| record.knows_holders && !self.is_behind(name, alarms))
+    pub(crate) fn knows_holders(&self, name: NameId) -> bool {
+        self.names.get(name).is_some_and(|record| record.knows_holders)
     }
 
     /// The copy of the holders of a name, in token order.

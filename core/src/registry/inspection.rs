@@ -17,7 +17,7 @@ pub(crate) struct NameView<'a> {
     pub(crate) is_rejoining: bool,
     pub(crate) is_listed: bool,
     pub(crate) has_pending: bool,
-    pub(crate) generation: u32,
+    pub(crate) is_behind: bool,
     pub(crate) dirty: Option<&'a Dirty>,
 }
 
@@ -33,7 +33,7 @@ impl Registry {
             is_rejoining: record.is_rejoining,
             is_listed: record.is_listed,
             has_pending: record.has_pending,
-            generation: record.generation,
+            is_behind: record.is_behind,
             dirty: record.dirty.as_deref(),
         })
     }

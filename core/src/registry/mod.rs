@@ -55,7 +55,6 @@ use ahash::RandomState;
 use self::names::{NameRecord, Names};
 use self::notified::Notified;
 use self::owners::Owners;
-use crate::alarms::Alarms;
 use crate::bytes::KeyRef;
 use crate::collections::{Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, PerKind};
@@ -112,8 +111,8 @@ impl Registry {
     }
 
     /// Finds the name of a key or adds it. A new name is idle: see [`Registry::tidy`].
-    pub(crate) fn intern(&mut self, key: KeyRef<'_>, generation: u32) -> NameId {
-        self.names.intern(key, generation)
+    pub(crate) fn intern(&mut self, key: KeyRef<'_>) -> NameId {
+        self.names.intern(key)
     }
 
     /// Forgets a name if it is idle.
@@ -131,16 +130,28 @@ impl Registry {
         self.names.in_slot(slot)
     }
 
-    /// Whether a name was last reconciled in an earlier generation of its database.
-    pub(crate) fn is_behind(&self, name: NameId, alarms: &Alarms) -> bool {
-        self.names.get(name).is_some_and(|record| record.generation < alarms.generation(record.key().db))
+    /// The values of some databases may have changed without one of our commands: their names are
+    /// behind, and their holders unknown, until their keys are reconciled. Visits every name.
+    pub(crate) fn renew(&mut self, has_changed: impl Fn(u32) -> bool) {
+        let mut slot = 0;
+        while let Some(name) = self.names.in_slot(slot) {
+            if let Some(record) = name.and_then(|name| self.names.get_mut(name))
+                && has_changed(record.key().db)
+            {
+                (record.is_behind, record.knows_holders) = (true, false);
+            }
+            slot = slot.saturating_add(1);
+        }
     }
 
-    /// Sets the generation in which a name was last reconciled.
-    pub(crate) fn set_generation(&mut self, name: NameId, generation: u32) {
-        if let Some(record) = self.names.get_mut(name) {
-            record.generation = generation;
-        }
+    /// Whether a name is behind: see [`Registry::renew`].
+    pub(crate) fn is_behind(&self, name: NameId) -> bool {
+        self.names.get(name).is_some_and(|record| record.is_behind)
+    }
+
+    /// The key of a name is reconciled now. Returns whether the name was behind.
+    pub(crate) fn take_behind(&mut self, name: NameId) -> bool {
+        self.names.get_mut(name).is_some_and(|record| core::mem::take(&mut record.is_behind))
     }
 
     /// Sets whether a name has pending grants.
@@ -279,7 +290,7 @@ mod tests {
             for number in 0..MANY {
                 let bytes = |number: u32| std::format!("{number:020}");
                 let key = bytes(number % names);
-                let name = queues.names.intern(KeyRef { name: key.as_bytes(), db: 0 }, 0);
+                let name = queues.names.intern(KeyRef { name: key.as_bytes(), db: 0 });
                 let request = Request {
                     verb: Verb::Acquire,
                     kind: Kind::Mutex,

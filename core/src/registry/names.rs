@@ -56,8 +56,8 @@ pub(super) struct NameRecord {
     pub(super) dirty: Option<Box<Dirty>>,
     /// It is in the registry's list of dirty names.
     pub(super) is_listed: bool,
-    /// The generation of its database in which it was last reconciled: see `databases.rs`.
-    pub(super) generation: u32,
+    /// Its value may have changed without one of our commands: see `Registry::renew`.
+    pub(super) is_behind: bool,
     /// Holds of its key have pending grants.
     pub(super) has_pending: bool,
 }
@@ -155,7 +155,7 @@ impl Names {
     }
 
     /// Finds a record, or creates one that is idle: see [`Names::tidy`].
-    pub(super) fn intern(&mut self, key: KeyRef<'_>, generation: u32) -> NameId {
+    pub(super) fn intern(&mut self, key: KeyRef<'_>) -> NameId {
         if let Some(known) = self.find(key) {
             return known;
         }
@@ -168,7 +168,7 @@ impl Names {
             is_rejoining: false,
             dirty: None,
             is_listed: false,
-            generation,
+            is_behind: false,
             has_pending: false,
         }));
         self.by_key.insert(self.hasher.hash_one(key), number);

@@ -149,8 +149,7 @@ impl<'w> Seen<'w> {
         let alarm = lock.alarm();
         let is_set = engine.alarms.is_of(alarm, key);
         self.time(if is_set { engine.alarms.at_us(alarm) } else { None });
-        let generation = engine.alarms.generation(key.db);
-        self.word(is_set && engine.alarms.reconciled_in(alarm) == Some(generation));
+        self.word(engine.alarms.is_behind(alarm, key));
         if let Some(queue) = lock.queue() {
             self.word(queue.len() as u64);
             self.time(queue.reserved_until_us());
@@ -176,8 +175,7 @@ impl<'w> Seen<'w> {
     fn name(&mut self, name: &NameView<'_>) {
         let engine = self.of.engine;
         self.key(name.key);
-        let is_behind = name.generation < engine.alarms.generation(name.key.db);
-        let flags = [name.knows_holders, name.is_rejoining, name.is_listed, is_behind, name.dirty.is_some()];
+        let flags = [name.knows_holders, name.is_rejoining, name.is_listed, name.is_behind, name.dirty.is_some()];
         self.words.extend(flags.map(u64::from));
         for position in name.queue.iter().copied() {
             let waiter = engine.registry.get(position.ticket).expect("a waiter");
