@@ -58,8 +58,6 @@ pub struct DeadlineRef<'a, T, S> {
     pub value: &'a T,
     /// A small part of the value that fits beside its position in the order.
     pub side: S,
-    /// When it is due.
-    pub at_us: u64,
     /// The number that the caller has stored beside the deadline.
     pub stamp: u32,
 }
@@ -140,8 +138,8 @@ impl<T, S: Copy> Deadlines<T, S> {
     pub fn entry(&self, alarm: Alarm) -> Option<DeadlineRef<'_, T, S>> {
         let SlotOf { value, side, position } = self.slot(alarm.0)?;
         let value = value.as_ref()?;
-        let Entry { at_us, stamp, .. } = *self.heap.get(*position as usize)?;
-        Some(DeadlineRef { value, side: *side, at_us, stamp })
+        let Entry { stamp, .. } = *self.heap.get(*position as usize)?;
+        Some(DeadlineRef { value, side: *side, stamp })
     }
 
     /// The value of `alarm`, to change it in place.
