@@ -1,7 +1,7 @@
 //! Measures each collection against the ordinary one that would replace it: `make
 //! bench-collections`.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use std::{
     println,
     time::{Duration, Instant},
