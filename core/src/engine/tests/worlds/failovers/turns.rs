@@ -123,7 +123,7 @@ impl World<'_> {
     }
 
     fn after_tick(&mut self, number: usize, before: &Exclusion, ticked: Option<MayGrant>) {
-        let fault = self.fault;
+        let (now_us, fault) = (self.now * TICK_US, self.fault);
         let exclusion = &mut self.server(number).exclusion;
         if exclusion.quarantine_until_us != before.quarantine_until_us {
             // In ticks the last moment of a right is one before its end, so a quarantine that is one
@@ -133,6 +133,9 @@ impl World<'_> {
         }
         match fault {
             Fault::NoQuarantine => exclusion.quarantine_until_us = 0,
+            Fault::NotAnew if before.quarantine_until_us > now_us => {
+                exclusion.quarantine_until_us = before.quarantine_until_us;
+            }
             Fault::CountsAtOnce => {
                 exclusion.right.votes.values_mut().for_each(|vote| vote.since_us = 0);
             }
