@@ -162,12 +162,7 @@ impl<T, S: Copy> Deadlines<T, S> {
             self.sift_up(position);
             self.sift_down(position);
         }
-        let slot = self.slots.remove(alarm.0);
-        if self.slots.capacity() == 0 {
-            // The slots of a large set were retired.
-            self.heap = Chunked::default();
-        }
-        slot.map(|slot| slot.value)
+        self.slots.remove(alarm.0).map(|slot| slot.value)
     }
 
     /// Removes all deadlines in one step. The memory is freed in parts, see
@@ -371,7 +366,7 @@ mod tests {
         while deadlines.has_retired() {
             deadlines.free_some();
         }
-        assert_eq!(deadlines.heap_bytes(), 0);
+        assert!(deadlines.heap_bytes() < before / 10, "the heap keeps two chunks");
     }
 
     #[test]
