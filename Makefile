@@ -147,6 +147,7 @@ lint: ## Check the format, lints, cycles of modules, and the subjects of new com
 	cargo clippy --workspace --all-targets --features rlock-client/blocking,rlock-client/cluster,rlock-client/events,rlock-client/multi-lock,rlock-client/quorum,rlock-client/sentinel,rlock-client/tls-rustls -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --package rlock-client --no-deps --features $(CLIENT_FEATURES),connection-manager,credentials-provider,serde,tls-rustls
 	./scripts/circles core/src src client/src cli/src
+	./scripts/circles --methods Engine core/src/engine
 	./scripts/commits
 
 lines: ## Count the lines of code, by crate and folder

@@ -8,7 +8,7 @@
 //! during that step rlock's writing commands fail.
 
 use rlock_core::{
-    Effect, Engine, Event, Facts, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Refusal, Transaction, slot_of,
+    Effect, Engine, Event, Facts, Job, Key, KeyId, KeyRef, Keyspace, Now, Outbox, Refusal, Transaction, slot_of,
     write_effect,
 };
 
@@ -87,9 +87,9 @@ pub(crate) fn on_key<'c, R>(
 }
 
 /// Runs the timer's job for a key: see `Engine::run_job`.
-pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>) {
+pub(crate) fn run_job(ctx: Ctx<'_>, name: Arg<'_>, job: &Job) {
     let mut out = Trigger::Timer.outbox();
-    transact(ctx, &[name], Caller::Module, &mut out, |engine, tx| engine.run_job(tx));
+    transact(ctx, &[name], Caller::Module, &mut out, |engine, tx| engine.run_job(tx, job));
     wake(&mut out);
 }
 
@@ -132,7 +132,7 @@ fn take_offer(ctx: Ctx<'_>, trigger: Trigger, offer: rlock_core::Offer, keys: &[
     // In a cluster all keys are in one slot. If that slot is migrating, some keys may be on the
     // other node already.
     if server::is_cluster() && !server::serves(ctx, &args) {
-        state::tell(|engine| engine.postpone(first.borrow(), clock::now()));
+        state::tell(|engine| engine.postpone(first.clone().into(), clock::now()));
     } else {
         let mut out = trigger.outbox();
         transact(ctx, &args, Caller::Module, &mut out, |engine, tx| engine.take_offer(tx, offer));

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rlock_core::{Engine, Key, Keyspace, Outbox, US_PER_MS, Value};
+use rlock_core::{Engine, Job, Keyspace, Outbox, US_PER_MS, Value};
 
 use crate::clock;
 use crate::execute::{self, KEY};
@@ -97,18 +97,18 @@ fn run_next(ctx: Ctx<'_>) -> bool {
     let mut out = Outbox::new(true);
     let next = state::with_engine(|engine| engine.next_job(now, &mut out));
     execute::wake(&mut out);
-    let Some(key) = next.flatten() else {
+    let Some(job) = next.flatten() else {
         return false;
     };
-    if !ctx.select_db(key.db) {
-        state::tell(|engine| engine.postpone(key.borrow(), now));
+    if !ctx.select_db(job.key.db) {
+        state::tell(|engine| engine.postpone(job, now));
         return true;
     }
-    let name = ctx.string(key.name.as_slice());
+    let name = ctx.string(job.key.name.as_slice());
     if server::is_cluster() && !server::serves(ctx, &[name.arg()]) {
-        postpone(ctx, &key, name.arg());
+        postpone(ctx, job, name.arg());
     } else {
-        execute::run_job(ctx, name.arg());
+        execute::run_job(ctx, name.arg(), &job);
     }
     true
 }
@@ -116,15 +116,15 @@ fn run_next(ctx: Ctx<'_>) -> bool {
 /// Postpones the job of a key that this node of the cluster does not serve now. The server sends
 /// MOVED to its waiters. The engine forgets the key once it is vacant on this node and has no
 /// waiters.
-fn postpone(ctx: Ctx<'_>, key: &Key, name: Arg<'_>) {
+fn postpone(ctx: Ctx<'_>, job: Job, name: Arg<'_>) {
     let mut keys = Keys::open_to_peek(ctx, name);
     let is_here = matches!(keys.value(KEY), Value::Lock(_));
-    let is_waited_for = state::with_engine(|engine| engine.waiting_on(key.borrow())) != Some(0);
+    let is_waited_for = state::with_engine(|engine| engine.waiting_on(job.key.borrow())) != Some(0);
     state::tell(|engine| {
         if is_here || is_waited_for {
-            engine.postpone(key.borrow(), clock::now());
+            engine.postpone(job, clock::now());
         } else {
-            engine.observe(&mut keys, KEY);
+            engine.observe(&mut keys, KEY, &job);
         }
     });
 }
@@ -135,13 +135,13 @@ fn observe_next(ctx: Ctx<'_>) -> bool {
     let mut out = Outbox::new(false);
     state::tell(|engine| engine.end_cut_off(&mut out));
     execute::wake(&mut out);
-    let Some(key) = state::with_engine(Engine::next_to_observe).flatten() else {
+    let Some(job) = state::with_engine(Engine::next_to_observe).flatten() else {
         return false;
     };
-    if ctx.select_db(key.db) {
-        let name = ctx.string(key.name.as_slice());
+    if ctx.select_db(job.key.db) {
+        let name = ctx.string(job.key.name.as_slice());
         let mut keys = Keys::open_to_peek(ctx, name.arg());
-        state::tell(|engine| engine.observe(&mut keys, KEY));
+        state::tell(|engine| engine.observe(&mut keys, KEY, &job));
     }
     true
 }

@@ -223,7 +223,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
         true if !has_listeners => undo(ticket, Engine::nobody_listened),
         // The hold itself may still live: another request of its owner may have extended it.
         true if is_expired => undo(ticket, Engine::undo_grants),
-        true => state::tell(|engine| engine.published(ticket)),
+        true => state::tell(|engine| engine.confirm_ticket(ticket)),
         false => {}
     }
     let_go(notice.channel);

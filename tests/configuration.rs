@@ -10,7 +10,7 @@ const SOON: Duration = Duration::from_secs(5);
 const OPTIONS: [(&str, &str, &str, &[&str]); 8] = [
     ("default-lease-ms", "30000", "5000", &["0", "-1", "31536000001"]),
     ("max-waiters", "1000000", "10", &["-1"]),
-    ("max-places", "1000000", "10", &["-1"]),
+    ("max-places", "10000", "10", &["-1", "10001"]),
     ("fair-grace-ms", "5000", "100", &["-1"]),
     ("max-lease-ms", "31536000000", "9000", &["0", "31536000001"]),
     ("exclusion", "off", "restart", &["never", "1", "failover"]),

@@ -5,12 +5,9 @@
 //! connections.
 
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
 
 use crate::bytes::Key;
-use crate::collections::{Alarm, Chunked};
-use crate::lock::Leftovers;
-use crate::sessions::Binding;
+use crate::collections::Chunked;
 use crate::time::{Now, US_PER_MS};
 
 /// The shortest time for which a key is postponed.
@@ -20,19 +17,16 @@ const POSTPONED_MS: u64 = 5;
 const KEPT_ENTRIES: usize = 1024;
 
 /// The progress of the sweep, which visits everything in parts.
-#[derive(Clone, Debug)]
-pub(crate) enum Sweep {
-    /// The names, from this slot on.
-    Names(u32),
-    /// The alarms of values, from this slot on.
-    Alarms(u32),
-    /// The bindings of holds to connections, after this one.
-    Bindings(Option<Binding>),
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sweep {
+    pub(crate) at: SweepAt,
+    /// Also serves queues, and unparks alarms, because holds may begin again.
+    pub(crate) after_pause: bool,
 }
 
-/// The progress after a pause of grants, in which the timer serves queues and unparks alarms.
+/// Where the sweep continues.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Resume {
+pub(crate) enum SweepAt {
     /// The names, from this slot on.
     Names(u32),
     /// The alarms of values, from this slot on.
@@ -51,8 +45,7 @@ pub struct Offer {
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Backlog {
-    /// Loaded keys that have no alarm yet, with the stable id of their database in place of its
-    /// number.
+    /// Loaded keys that have no alarm yet.
     loaded: Chunked<Key>,
     postponed: Postponed,
     sweep: Option<Sweep>,
@@ -60,24 +53,9 @@ pub(crate) struct Backlog {
     offers: VecDeque<Offer>,
     /// Tickets of waiters that may close a cycle.
     suspects: VecDeque<u64>,
-    /// Leftovers of locks that ended in one step.
-    leftovers: Vec<(Key, Leftovers)>,
-    resume: Option<Resume>,
-    /// The alarm that has fired and is being processed.
-    fired: Option<Alarm>,
 }
 
 impl Backlog {
-    /// Sets the progress after a pause of grants; `None` if all is done.
-    pub(crate) fn set_resume(&mut self, resume: Option<Resume>) {
-        self.resume = resume;
-    }
-
-    /// The progress after a pause of grants.
-    pub(crate) fn resume(&self) -> Option<Resume> {
-        self.resume
-    }
-
     /// Adds the key of a loaded value.
     pub(crate) fn push_loaded(&mut self, key: Key) {
         self.loaded.push(key);
@@ -85,6 +63,11 @@ impl Backlog {
 
     pub(crate) fn next_loaded(&mut self) -> Option<Key> {
         self.loaded.pop()
+    }
+
+    /// Loaded values have moved to other databases. Visits every loaded key.
+    pub(crate) fn swap_loaded(&mut self, swapped: impl Fn(u32) -> u32) {
+        self.loaded.iter_mut().for_each(|key| key.db = swapped(key.db));
     }
 
     pub(crate) fn has_loaded(&self) -> bool {
@@ -107,20 +90,14 @@ impl Backlog {
     }
 
     /// Begins a sweep of everything.
-    pub(crate) fn begin_sweep(&mut self) {
-        self.sweep = Some(Sweep::Names(0));
-    }
-
-    /// Makes the sweep visit all bindings, which a sweep of names or alarms does anyway.
-    pub(crate) fn sweep_bindings(&mut self) {
-        if !matches!(self.sweep, Some(Sweep::Names(_) | Sweep::Alarms(_))) {
-            self.sweep = Some(Sweep::Bindings(None));
-        }
+    pub(crate) fn begin_sweep(&mut self, after_pause: bool) {
+        let after_pause = after_pause || self.sweep.is_some_and(|sweep| sweep.after_pause);
+        self.sweep = Some(Sweep { at: SweepAt::Names(0), after_pause });
     }
 
     /// The progress of the sweep, if there is one.
-    pub(crate) fn sweep(&self) -> Option<&Sweep> {
-        self.sweep.as_ref()
+    pub(crate) fn sweep(&self) -> Option<Sweep> {
+        self.sweep
     }
 
     /// Sets the progress of the sweep; `None` ends it.
@@ -162,19 +139,6 @@ impl Backlog {
         }
     }
 
-    /// Adds the leftovers of a lock.
-    pub(crate) fn push_leftovers(&mut self, key: Key, leftovers: Leftovers) {
-        self.leftovers.push((key, leftovers));
-    }
-
-    pub(crate) fn pop_leftovers(&mut self) -> Option<(Key, Leftovers)> {
-        self.leftovers.pop()
-    }
-
-    pub(crate) fn has_leftovers(&self) -> bool {
-        !self.leftovers.is_empty()
-    }
-
     #[cfg(test)]
     pub(crate) fn loaded(&self) -> &Chunked<Key> {
         &self.loaded
@@ -188,20 +152,6 @@ impl Backlog {
     #[cfg(test)]
     pub(crate) fn suspects(&self) -> &VecDeque<u64> {
         &self.suspects
-    }
-
-    #[cfg(test)]
-    pub(crate) fn leftovers(&self) -> &[(Key, Leftovers)] {
-        &self.leftovers
-    }
-
-    /// Sets the alarm that is being processed.
-    pub(crate) fn set_fired(&mut self, alarm: Option<Alarm>) {
-        self.fired = alarm;
-    }
-
-    pub(crate) fn take_fired(&mut self) -> Option<Alarm> {
-        self.fired.take()
     }
 }
 

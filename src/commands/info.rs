@@ -75,7 +75,7 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
     let is_semaphore = lock.kind() == Kind::Semaphore;
     let holders: Vec<&Hold> = match owner {
         Some(owner) => Mode::ALL.into_iter().filter_map(|mode| lock.live_hold(owner, mode, now)).collect(),
-        None => lock.some_live_holds(now, MAX_SHOWN).collect(),
+        None => lock.live_holds(now).take(MAX_SHOWN).collect(),
     };
     let (kept, idle) = (lock.kept(now), lock.idle());
     ctx.reply_map(if is_semaphore { 6 } else { 4 } + usize::from(kept.is_some()) + usize::from(idle.is_some()));
@@ -87,7 +87,7 @@ fn reply(ctx: Ctx<'_>, lock: &Lock, owner: Option<&[u8]>, now: Now, waiting: usi
         reply_holder(ctx, hold, now, lock.clients(hold.token()));
     }
     ctx.reply_bytes(b"holders-count");
-    ctx.reply_integer(lock.live_count(now) as u64);
+    ctx.reply_integer(lock.live_holds(now).count() as u64);
     ctx.reply_bytes(b"waiters");
     ctx.reply_integer(waiting as u64);
     if let Some(kept) = kept {

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{Engine, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
+use rlock_core::{Engine, FairQueue, KeyRef, Kind, Lock, Mode, Now, Place, US_PER_MS, WaiterView};
 
 use super::family::Family;
 use super::{ENGINE_IN_USE, Failure, read_lock, reply_failure, with_options};
@@ -51,7 +51,8 @@ fn waiters<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
 }
 
 fn reply_places(ctx: Ctx<'_>, name: KeyRef<'_>, lock: &Lock, now: Now, limit: usize) {
-    let places: Vec<Place<'_>> = lock.queue().into_iter().flat_map(|queue| queue.first_live(now, limit)).collect();
+    let places = lock.queue().into_iter().flat_map(FairQueue::iter).filter(|place| place.is_live(now));
+    let places: Vec<Place<'_>> = places.take(limit).collect();
     ctx.reply_array(places.len());
     for place in places {
         // The arrival number of a place is the wall-clock time of the arrival, in microseconds.

@@ -38,6 +38,10 @@ impl<T> Chunked<T> {
         self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.chunks.iter_mut().flatten()
+    }
+
     pub(crate) fn push(&mut self, value: T) {
         let at = self.len / CHUNK;
         if at == self.chunks.len() {
@@ -58,26 +62,6 @@ impl<T> Chunked<T> {
         // Keeps one empty chunk: a length that oscillates across a chunk border does not allocate.
         self.chunks.truncate(at.saturating_add(2));
         Some(value)
-    }
-
-    /// Removes an element; the last one takes its index.
-    pub(crate) fn swap_remove(&mut self, index: usize) -> Option<T> {
-        if index >= self.len {
-            return None;
-        }
-        let last = self.pop()?;
-        match self.get_mut(index) {
-            Some(place) => Some(core::mem::replace(place, last)),
-            None => Some(last),
-        }
-    }
-
-    /// Frees unused capacity.
-    pub(crate) fn shrink_to_fit(&mut self) {
-        self.chunks.truncate(self.len.div_ceil(CHUNK));
-        if let Some(last) = self.chunks.last_mut() {
-            last.shrink_to_fit();
-        }
     }
 
     /// Takes over the chunks of `other`, for [`Chunked::drop_chunk`] to drop them one by one.
@@ -114,12 +98,7 @@ mod tests {
         for number in (1000..3000).rev() {
             assert_eq!(chunked.pop(), Some(number));
         }
-        assert_eq!((chunked.swap_remove(1), chunked.get(1), chunked.len()), (Some(1), Some(&999), 999));
-        assert_eq!((chunked.swap_remove(999), chunked.swap_remove(998)), (None, Some(998)));
-        chunked.shrink_to_fit();
-        assert_eq!((chunked.len(), chunked.get(997), chunked.get(998)), (998, Some(&997), None));
-        chunked.push(998);
-        chunked.push(999);
+        assert_eq!((chunked.len(), chunked.get(999), chunked.get(1000)), (1000, Some(&999), None));
         chunked.push(7);
         assert_eq!((chunked.len(), chunked.get(1000)), (1001, Some(&7)));
     }

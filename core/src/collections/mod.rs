@@ -8,7 +8,6 @@ mod name_table;
 mod optional;
 mod slots;
 mod small_set;
-mod tally;
 #[cfg(test)]
 mod tests;
 
@@ -19,4 +18,3 @@ pub(crate) use name_table::NameTable;
 pub(crate) use optional::Optional;
 pub(crate) use slots::Slots;
 pub(crate) use small_set::{SmallSet, bytes_in_set};
-pub(crate) use tally::{Sum, Tally};

@@ -2,12 +2,13 @@
 
 use super::chunked::Chunked;
 
-const NO_SLOT: u32 = u32::MAX;
+/// No number of a slot.
+pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// The capacity that an empty table keeps.
 const KEPT_SLOTS: usize = 4096;
 
-#[cfg_attr(test, derive(Clone))]
+#[derive(Clone)]
 enum Slot<T> {
     Taken(T),
     /// The next free slot.
@@ -15,7 +16,7 @@ enum Slot<T> {
 }
 
 /// Values of type `T`, each with the number of its slot.
-#[cfg_attr(test, derive(Clone))]
+#[derive(Clone)]
 pub(crate) struct Slots<T> {
     slots: Chunked<Slot<T>>,
     free: u32,
@@ -75,6 +76,12 @@ impl<T> Slots<T> {
         number
     }
 
+    /// Removes all values in one step. The memory is freed in parts.
+    pub(crate) fn clear(&mut self) {
+        self.retired.take_over(core::mem::take(&mut self.slots));
+        (self.free, self.len) = (NO_SLOT, 0);
+    }
+
     pub(crate) fn get(&self, number: u32) -> Option<&T> {
         match self.slots.get(number as usize)? {
             Slot::Taken(value) => Some(value),
@@ -98,8 +105,7 @@ impl<T> Slots<T> {
         self.free = number;
         self.len = self.len.saturating_sub(1);
         if self.len == 0 && self.slots.len() > KEPT_SLOTS {
-            self.retired.take_over(core::mem::take(&mut self.slots));
-            self.free = NO_SLOT;
+            self.clear();
         }
         match taken {
             Slot::Taken(value) => Some(value),

@@ -6,7 +6,10 @@ use core::ops::Bound;
 
 /// The approximate bytes of an ordered set: ordered insertions leave its nodes half full.
 pub(crate) fn bytes_in_set<T>(elements: usize) -> usize {
-    elements.saturating_mul(size_of::<T>()).saturating_mul(2)
+    /// The elements of a node (`CAPACITY` in the standard library).
+    const NODE: usize = 11;
+    let places = if (1..NODE).contains(&elements) { NODE } else { elements.saturating_mul(2) };
+    places.saturating_mul(size_of::<T>())
 }
 
 /// An ordered set of `T`.

@@ -12,7 +12,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::Engine;
-use super::fair::OwnPlace;
+use super::fair::{OwnPlace, has_place};
 use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
 use crate::keyspace::{KeyId, Keyspace};
@@ -47,14 +47,14 @@ type Decisions = SmallVec<[Decision; 1]>;
 struct Earlier {
     tickets: SmallVec<[u64; 1]>,
     /// The position that the new request takes over, if it asks for the same thing.
-    place: Option<Place>,
+    place: Option<Standing>,
     /// The new request repeats the one that waits.
     is_repeat: bool,
 }
 
 /// The position of a waiter in each of its queues.
 #[derive(Clone, Copy)]
-struct Place {
+struct Standing {
     rank: Rank,
     arrival: u64,
     /// The request may close a cycle: a search is pending, or the earlier request made no edges,
@@ -75,17 +75,11 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Result<Acquired, Refusal> {
-        let decided = self.decide_uncontended(tx, owner, request);
-        match decided {
-            Some(Decision::Grant) => return self.acquire_uncontended(tx, owner, request),
-            Some(Decision::Wait) if request.ask == Ask::Try => {
-                count(&mut self.stats.of(request.kind).denied);
-                return Ok(Acquired::Denied);
-            }
-            _ => {}
-        }
-        let acquired =
-            self.run_competing(tx, request.kind, |engine, tx| engine.acquire_reconciled(tx, owner, request, decided));
+        let acquired = if self.is_alone(tx, request) {
+            self.acquire_alone(tx, owner, request)
+        } else {
+            self.run_competing(tx, request.kind, |engine, tx| engine.acquire_among_others(tx, owner, request))
+        };
         match &acquired {
             Ok(Acquired::Denied) if request.ask == Ask::Try => count(&mut self.stats.of(request.kind).denied),
             Ok(_) => {}
@@ -94,54 +88,51 @@ impl Engine {
         acquired
     }
 
-    /// Decides the most frequent request: one key, nothing to reconcile and no waiters, so the
-    /// lock's admission decision is final. `None` for any other request, and for a refusal, which
-    /// the full path decides again and counts.
-    fn decide_uncontended(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-        request: &Request,
-    ) -> Option<Decision> {
-        let is_simple = tx.keys.count() == 1
+    /// Whether a request is of the most frequent kind: one key, nothing to reconcile and no waiters.
+    fn is_alone(&self, tx: &mut Transaction<'_, impl Keyspace>, request: &Request) -> bool {
+        tx.keys.count() == 1
             && request.request_id.is_none()
             && (request.verb == Verb::Acquire || request.claim_ms.is_none())
-            && tx.limits.may_grant == MayGrant::Yes;
-        if !is_simple || !self.is_uncontended(&mut tx.at(KEY)) {
-            return None;
-        }
-        let decision = admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now);
-        (!matches!(decision, Decision::Refuse(_))).then_some(decision)
+            && tx.limits.may_grant == MayGrant::Yes
+            && self.is_uncontended(&mut tx.at(KEY))
     }
 
-    fn acquire_uncontended(
+    fn acquire_alone(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
     ) -> Result<Acquired, Refusal> {
-        let token = self.grant_key(&mut tx.at(KEY), owner, request, &Decision::Grant);
-        self.close_key(tx.keys, KEY);
-        let token = token?;
-        count(&mut self.stats.of(request.kind).granted_at_once);
-        Ok(Acquired::Granted(smallvec![token]))
+        match admission::decide(tx.keys.value(KEY), Ahead::default(), owner, request, tx.now) {
+            Decision::Refuse(refusal) => Err(refusal),
+            Decision::Wait if request.ask == Ask::Try => Ok(Acquired::Denied),
+            Decision::Wait => {
+                self.budget.begin_command(1);
+                let waits = self.wait(tx, owner, request, &Earlier::default());
+                self.close(tx);
+                waits
+            }
+            decision => {
+                let token = self.grant_key(&mut tx.at(KEY), owner, request, &decision);
+                self.close_key(tx.keys, KEY);
+                let token = token?;
+                count(&mut self.stats.of(request.kind).granted_at_once);
+                Ok(Acquired::Granted(smallvec![token]))
+            }
+        }
     }
 
-    /// ACQUIRE on reconciled keys. `decided` is the result of [`Engine::decide_uncontended`].
-    fn acquire_reconciled(
+    /// ACQUIRE on reconciled keys.
+    fn acquire_among_others(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-        decided: Option<Decision>,
     ) -> Result<Acquired, Refusal> {
         if request.kind == Kind::Fair {
             self.release_own_place(&mut tx.at(KEY), owner);
         }
-        let mut decisions = match decided {
-            Some(decision) => smallvec![decision],
-            None => self.decide(tx, owner, request, Position::LAST)?,
-        };
+        let mut decisions = self.decide(tx, owner, request, Position::LAST)?;
         check_claim(tx, owner, request, &decisions)?;
         if tx.limits.may_grant != MayGrant::Yes {
             return self.acquire_later(tx, owner, request);
@@ -167,7 +158,7 @@ impl Engine {
         if earlier.is_repeat {
             // A retry without BLOCK ends the wait of the request that it repeats.
             self.supersede(tx, &earlier, request);
-            if self.has_place(tx, owner, request.kind) {
+            if has_place(tx, owner, request.kind) {
                 self.release_place(&mut tx.at(KEY), owner, request.request_id, false);
             }
             for id in tx.ids() {
@@ -240,7 +231,7 @@ impl Engine {
         request: &Request,
         decisions: &[Decision],
     ) -> Result<Tokens, Refusal> {
-        let had_place = self.has_place(tx, owner, request.kind);
+        let had_place = has_place(tx, owner, request.kind);
         let mut tokens = Tokens::new();
         for (id, decision) in tx.ids().zip(decisions) {
             tokens.push(self.grant_key(&mut tx.at(id), owner, request, decision)?);
@@ -379,7 +370,7 @@ impl Engine {
             earlier.is_repeat |= is_repeat;
             if is_same {
                 let is_suspected = waiter.is_suspected() || self.registry.has_wait_ended(waiter, tx.now);
-                earlier.place = Some(Place { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });
+                earlier.place = Some(Standing { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });
             }
             earlier.tickets.push(ticket);
         }

@@ -1,6 +1,7 @@
 //! CANCEL: an owner withdraws its waiting request.
 
 use super::Engine;
+use super::fair::place_of;
 use super::transaction::Transaction;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::{KeyId, Keyspace};
@@ -68,7 +69,7 @@ impl Engine {
         let lasts = |place: &Place<'_>| {
             place.is_live(tx.now) || place.stay.until_us().is_some_and(|until_us| self.begins_again(tx, until_us))
         };
-        let place = self.place_of(tx, request.owner)?.filter(lasts);
+        let place = place_of(tx, request.owner)?.filter(lasts);
         Ok(place.is_some_and(|place| request.request_id.is_none_or(|id| place.request_id == Some(id))))
     }
 }

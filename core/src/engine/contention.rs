@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::Engine;
 use crate::bytes::{Key, Owner};
 use crate::kind::Kind;
-use crate::registry::NameId;
+use crate::registry::{NameId, Registry};
 use crate::time::{Now, US_PER_MS};
 
 /// The cost of a contended name, relative to an empty slot.
@@ -46,8 +46,9 @@ impl Engine {
     pub fn longest(&mut self, now: Now) -> Longest {
         let mut longest = Longest::default();
         for name in self.scan_names(FOR_ALL) {
-            longest.wait_ms = longest.wait_ms.max(self.oldest_wait_ms(name, now));
-            longest.hold_ms = longest.hold_ms.max(self.oldest_holder(name, now).map_or(0, |(_, _, held_ms)| held_ms));
+            longest.wait_ms = longest.wait_ms.max(oldest_wait_ms(&self.registry, name, now));
+            longest.hold_ms =
+                longest.hold_ms.max(oldest_holder(&self.registry, name, now).map_or(0, |(_, _, held_ms)| held_ms));
         }
         longest
     }
@@ -57,13 +58,13 @@ impl Engine {
         let names = self.scan_names(FOR_TOP);
         let mut lengths: Vec<(usize, u64, NameId)> = names
             .into_iter()
-            .map(|name| (self.registry.len_under(name), self.oldest_wait_ms(name, now), name))
+            .map(|name| (self.registry.len_under(name), oldest_wait_ms(&self.registry, name, now), name))
             .collect();
         lengths.sort_unstable_by(|a, b| b.cmp(a));
         lengths.truncate(limit);
         let describe = |(waiters, oldest_wait_ms, name)| {
             let (_, first) = self.registry.first(name)?;
-            let holder = self.oldest_holder(name, now);
+            let holder = oldest_holder(&self.registry, name, now);
             let holder = holder.map(|(owner, token, held_ms)| (Owner::from(owner), token, held_ms));
             let key = self.registry.key(name)?.to_key();
             Some(Contended { key, kind: first.request().kind, waiters, oldest_wait_ms, holder })
@@ -94,19 +95,19 @@ impl Engine {
         self.next_scan = slot;
         names
     }
+}
 
-    /// How long the longest waiter under a name has waited. An upgrading reader is first in the
-    /// queue, but may have arrived after the waiter behind it.
-    fn oldest_wait_ms(&self, name: NameId, now: Now) -> u64 {
-        let heads = self.registry.in_order(name).take(2);
-        let waits = heads.map(|(_, waiter)| now.mono_us.saturating_sub(waiter.since_us()) / US_PER_MS);
-        waits.max().unwrap_or(0)
-    }
+/// How long the longest waiter under a name has waited. An upgrading reader is first in the queue, but
+/// may have arrived after the waiter behind it.
+fn oldest_wait_ms(registry: &Registry, name: NameId, now: Now) -> u64 {
+    let heads = registry.in_order(name).take(2);
+    let waits = heads.map(|(_, waiter)| now.mono_us.saturating_sub(waiter.since_us()) / US_PER_MS);
+    waits.max().unwrap_or(0)
+}
 
-    /// The owner, the token and the age of the oldest hold of a lock with waiters. The token is
-    /// nearly always the wall-clock time of the grant in microseconds.
-    fn oldest_holder(&self, name: NameId, now: Now) -> Option<(&[u8], u64, u64)> {
-        let (owner, token) = self.registry.oldest_holder(name)?;
-        Some((owner, token, now.wall_us.saturating_sub(token) / US_PER_MS))
-    }
+/// The owner, the token and the age of the oldest hold of a lock with waiters. The token is nearly
+/// always the wall-clock time of the grant in microseconds.
+fn oldest_holder(registry: &Registry, name: NameId, now: Now) -> Option<(&[u8], u64, u64)> {
+    let (owner, token) = registry.oldest_holder(name)?;
+    Some((owner, token, now.wall_us.saturating_sub(token) / US_PER_MS))
 }

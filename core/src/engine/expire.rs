@@ -1,15 +1,14 @@
-//! Removes expired leases, expired places of a fair lock, and expired locks of another kind.
+//! Removes expired leases, queues and locks of another kind. `grant_next.rs` removes single expired
+//! places.
 
 use super::Engine;
 use super::transaction::{At, Transaction};
 use crate::budget::CHANGE;
-use crate::bytes::Owner;
-use crate::event::{EndCause, Event, LeaveCause, Phase};
+use crate::event::{EndCause, Event, Phase};
 use crate::keyspace::Keyspace;
 use crate::kind::{Kind, Mode};
 use crate::limits::MayGrant;
 use crate::lock::{FairQueue, Hold, Lock};
-use crate::place::Stay;
 
 impl Engine {
     /// Ends expired holds. Returns whether there was one. Any number of holds may expire together.
@@ -69,36 +68,6 @@ impl Engine {
     /// owner could not acquire before it ended.
     pub(super) fn begins_again(&self, tx: &Transaction<'_, impl Keyspace>, until_us: u64) -> bool {
         tx.limits.may_grant != MayGrant::Yes || until_us < self.resumed_us
-    }
-
-    /// Removes expired places, so that they are neither counted nor shown. While no hold may begin,
-    /// all places stay. The grace of one that expired meanwhile begins again.
-    pub(super) fn drop_expired_places(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        while at.limits.may_grant == MayGrant::Yes {
-            let Some(lock) = at.lock() else {
-                return;
-            };
-            let Some(place) = lock.queue().and_then(|queue| queue.expired_place(at.now.mono_us)) else {
-                return;
-            };
-            let owner = Owner::from(place.owner);
-            let (stay, request_id, grace_ms) = (place.stay, place.request_id, place.grace_ms);
-            if !self.budget.take(CHANGE) {
-                // The alarm of the place is due and fires again at once.
-                return;
-            }
-            let event = if stay.until_us().is_some_and(|until_us| self.begins_again(at, until_us)) {
-                let until_us = at.now.after_ms(grace_ms.unwrap_or(at.limits.fair_grace_ms));
-                let stay = match stay {
-                    Stay::Polled { .. } => Stay::Polled { until_us },
-                    Stay::Grace { .. } | Stay::Connected => Stay::Grace { until_us },
-                };
-                Event::Kept { owner, stay, request_id, grace_ms }
-            } else {
-                Event::Left { owner, cause: LeaveCause::Expired }
-            };
-            self.commit(at, event);
-        }
     }
 
     /// Removes a queue whose places have all expired, in one step regardless of their number. Not

@@ -62,7 +62,7 @@ impl Engine {
         if previous.is_none() && queue.map_or(0, |queue| queue.len()) >= limit {
             return Err(Refusal::MaxPlaces { limit });
         }
-        let is_rejoining = self.is_rejoining(at);
+        let is_rejoining = self.name(at).is_some_and(|name| self.registry.is_rejoining(name));
         if is_rejoining && previous.is_none() && stay != Stay::Connected {
             // Earlier waiters are still retaking their places, and this one must not get ahead of
             // them.
@@ -95,17 +95,14 @@ impl Engine {
             Some(_) => {}
         }
     }
+}
 
-    /// Whether an owner that is about to be granted has a place.
-    pub(super) fn has_place(&self, tx: &Transaction<'_, impl Keyspace>, owner: &[u8], kind: Kind) -> bool {
-        kind == Kind::Fair && self.place_of(tx, owner).is_ok_and(|place| place.is_some())
-    }
+/// Whether an owner that is about to be granted has a place.
+pub(super) fn has_place(tx: &Transaction<'_, impl Keyspace>, owner: &[u8], kind: Kind) -> bool {
+    kind == Kind::Fair && place_of(tx, owner).is_ok_and(|place| place.is_some())
+}
 
-    pub(super) fn place_of<'a>(
-        &self,
-        tx: &'a Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-    ) -> Result<Option<Place<'a>>, Refusal> {
-        Ok(tx.keys.value(KEY).of_kind(Kind::Fair, tx.now)?.and_then(|lock| lock.place(owner)))
-    }
+/// The place of an owner on the fair lock that a request is about.
+pub(super) fn place_of<'a>(tx: &'a Transaction<'_, impl Keyspace>, owner: &[u8]) -> Result<Option<Place<'a>>, Refusal> {
+    Ok(tx.keys.value(KEY).of_kind(Kind::Fair, tx.now)?.and_then(|lock| lock.place(owner)))
 }

@@ -42,7 +42,7 @@ pub(super) enum GrantTiming<'a> {
 
 impl GrantTiming<'_> {
     /// The duration and the phase of a new hold.
-    pub(super) fn duration_and_phase(self, request: &Request, limits: &Limits) -> (u64, Phase) {
+    fn duration_and_phase(self, request: &Request, limits: &Limits) -> (u64, Phase) {
         match self {
             GrantTiming::AfterWait { .. } if request.claim_ms.is_some() => (request.unclaimed_ms(), Phase::Unclaimed),
             GrantTiming::AfterWait { .. } if limits.marks_unclaimed => (request.lease_ms, Phase::Unclaimed),

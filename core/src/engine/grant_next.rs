@@ -13,25 +13,35 @@
 //! | | an expired place | drop the place, wherever it is |
 
 use super::Engine;
-use super::transaction::At;
+use super::transaction::{At, Transaction};
 use crate::budget::{ANSWER, CHANGE};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
 use crate::keyspace::Keyspace;
 use crate::limits::MayGrant;
-use crate::lock::admission::{self, Ahead, Decision, Value};
-use crate::place::Stay;
+use crate::lock::admission::{self, Ahead, Decision};
+use crate::place::{Place, Stay};
 use crate::statistics::count;
 
 /// The head of a queue.
 enum Head {
     /// Nothing to serve.
     Nothing,
+    /// Waiters are retaking their places in a new value, so places may look expired. The timer
+    /// continues that.
+    Rejoining,
     Waiter(u64),
     /// A place without a connection: reserve the lock for it.
     Reserve {
         owner: Owner,
         until_us: u64,
+    },
+    /// An expired place whose time begins again.
+    Keep {
+        owner: Owner,
+        stay: Stay,
+        request_id: Option<u64>,
+        grace_ms: Option<u64>,
     },
     /// A place to drop.
     Drop {
@@ -55,16 +65,7 @@ enum Served {
 impl Engine {
     /// See the module documentation. `hold_ended`: a hold has just ended.
     pub(super) fn grant_next(&mut self, at: &mut At<'_, '_, impl Keyspace>, hold_ended: bool) {
-        if self.is_rejoining(at) {
-            // Until `rejoin` has finished, places of connected waiters may look expired. The timer
-            // continues the rejoin.
-            return self.defer_to_timer(at.key());
-        }
-        self.drop_expired_places(at);
-        if at.limits.may_grant != MayGrant::Yes {
-            return;
-        }
-        loop {
+        while at.limits.may_grant == MayGrant::Yes {
             match self.head(at) {
                 Head::Nothing => return,
                 Head::Waiter(ticket) => {
@@ -72,11 +73,15 @@ impl Engine {
                         return;
                     }
                 }
+                Head::Rejoining => return self.defer_to_timer(at.key()),
                 _ if !self.budget.take(CHANGE) => return self.defer_to_timer(at.key()),
                 Head::Reserve { owner, until_us } => {
                     return self.commit(at, Event::Reserved { owner, until_us });
                 }
                 Head::Drop { owner, cause } => self.commit(at, Event::Left { owner, cause }),
+                Head::Keep { owner, stay, request_id, grace_ms } => {
+                    self.commit(at, Event::Kept { owner, stay, request_id, grace_ms });
+                }
                 Head::Abandoned { owner, request_id } => {
                     self.release_place(at, owner.as_slice(), request_id, false);
                 }
@@ -84,40 +89,32 @@ impl Engine {
         }
     }
 
-    /// Whether waiters of a fair lock have not yet retaken their places in the value under the
-    /// name.
-    pub(super) fn is_rejoining(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        self.name(at).is_some_and(|name| self.registry.is_rejoining(name))
-    }
-
     fn head(&self, at: &mut At<'_, '_, impl Keyspace>) -> Head {
         let name = self.name(at);
-        let (now, now_us) = (at.now, at.now.mono_us);
-        let queue = match at.value() {
-            Value::Lock(lock) if lock.queue().is_some() => {
-                if lock.is_held(now) {
-                    return Head::Nothing;
-                }
-                lock.queue()
-            }
-            _ => None,
-        };
-        let Some((queue, first)) = queue.and_then(|queue| Some((queue, queue.first()?))) else {
+        if name.is_some_and(|name| self.registry.is_rejoining(name)) {
+            return Head::Rejoining;
+        }
+        let now = at.now;
+        let Some((lock, queue, first)) = at.lock().and_then(|lock| Some((lock, lock.queue()?, lock.queue()?.first()?)))
+        else {
             let first = name.and_then(|name| self.registry.first(name));
             return first.map_or(Head::Nothing, |(ticket, _)| Head::Waiter(ticket));
         };
-        let owner = Owner::from(first.owner);
-        if !first.is_live(now) {
-            return Head::Drop { owner, cause: LeaveCause::Expired };
+        if let Some(place) = queue.expired_place(now.mono_us) {
+            return self.expired(at, &place);
+        }
+        if lock.is_held(now) {
+            return Head::Nothing;
         }
         if let Some(ticket) = name.and_then(|name| self.registry.own_place(first.owner, name)) {
             return Head::Waiter(ticket);
         }
+        let owner = Owner::from(first.owner);
         if first.stay == Stay::Connected {
             return Head::Abandoned { owner, request_id: first.request_id };
         }
         match queue.reserved_until_us().filter(|until_us| !self.begins_again(at, *until_us)) {
-            Some(until_us) if until_us <= now_us => Head::Drop { owner, cause: LeaveCause::Missed },
+            Some(until_us) if until_us <= now.mono_us => Head::Drop { owner, cause: LeaveCause::Missed },
             Some(_) => Head::Nothing,
             None => {
                 let grace_us =
@@ -126,6 +123,21 @@ impl Engine {
                 Head::Reserve { owner, until_us }
             }
         }
+    }
+
+    /// What becomes of an expired place: it goes, unless it ended while no hold could begin. Then its
+    /// grace begins again.
+    fn expired(&self, tx: &Transaction<'_, impl Keyspace>, place: &Place<'_>) -> Head {
+        let owner = Owner::from(place.owner);
+        if !place.stay.until_us().is_some_and(|until_us| self.begins_again(tx, until_us)) {
+            return Head::Drop { owner, cause: LeaveCause::Expired };
+        }
+        let until_us = tx.now.after_ms(place.grace_ms.unwrap_or(tx.limits.fair_grace_ms));
+        let stay = match place.stay {
+            Stay::Polled { .. } => Stay::Polled { until_us },
+            Stay::Grace { .. } | Stay::Connected => Stay::Grace { until_us },
+        };
+        Head::Keep { owner, stay, request_id: place.request_id, grace_ms: place.grace_ms }
     }
 
     /// Serves the head of a queue.
@@ -148,10 +160,9 @@ impl Engine {
             self.defer_to_timer(at.key());
             return Served::Waits;
         }
-        if self.answer_if_wait_ended(at, ticket) {
-            return Served::Answered;
-        }
-        if self.serve(at, ticket, decision) && hold_ended {
+        if has_wait_ended {
+            self.answer_if_wait_ended(at, ticket);
+        } else if self.serve(at, ticket, decision) && hold_ended {
             count(&mut self.stats.of(kind).handed_over);
         }
         Served::Answered

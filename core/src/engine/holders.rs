@@ -1,19 +1,14 @@
 //! Maintains the copy of the holders beside each queue, for the deadlock search.
-//!
-//! The copy contains all holders, unless a lock has more than [`MAX_COPIED`]: copying or dropping
-//! these would take milliseconds. Of such a lock it contains the holders that wait in its queue,
-//! and those that were copied before the lock exceeded this number. The search sees no others. Once
-//! the lock has only half of [`MAX_COPIED`] holders left, the copy is rebuilt and complete again.
 
 use alloc::vec::Vec;
 
 use super::Engine;
 use crate::event::{ChangeCause, Event, Phase};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::{Kind, Mode};
-use crate::lock::Lock;
+use crate::kind::Kind;
+use crate::lock::Hold;
 use crate::lock::admission::Value;
-use crate::registry::{MAX_COPIED, NameId, Registry, Waiter};
+use crate::registry::{NameId, Waiter};
 
 impl Engine {
     /// Updates the copy after an event.
@@ -36,12 +31,6 @@ impl Engine {
                 {
                     self.suspect(ticket);
                 }
-                if let Value::Lock(lock) = keys.value(id)
-                    && lock.holds().len() == MAX_COPIED / 2
-                    && self.lacks_holders(name, lock)
-                {
-                    self.copy_holders(keys, id, name);
-                }
             }
             Event::Changed { token, terms, .. } => {
                 self.registry.set_deadline(name, *token, terms.deadline_us);
@@ -57,45 +46,16 @@ impl Engine {
         if self.registry.len_under(name) == 0 {
             return;
         }
-        let registry = &mut self.registry;
-        match keys.value(id) {
-            Value::Lock(lock) if lock.kind() == Kind::Semaphore => {}
-            Value::Lock(lock) if lock.holds().len() <= MAX_COPIED => {
-                for hold in lock.holds().iter().filter(|hold| hold.phase() != Phase::Kept) {
-                    let owner = hold.owner().as_slice();
-                    registry.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
-                }
+        if let Value::Lock(lock) = keys.value(id)
+            && lock.kind() != Kind::Semaphore
+        {
+            let mut holds: Vec<&Hold> = lock.holds().iter().filter(|hold| hold.phase() != Phase::Kept).collect();
+            // Each is then added at the end of the copy.
+            holds.sort_unstable_by_key(|hold| hold.token());
+            for hold in holds {
+                self.registry.set_holder(name, hold.owner().as_slice(), hold.token(), hold.mode(), hold.deadline_us());
             }
-            Value::Lock(lock) => {
-                let waiting = registry.in_order(name).take(MAX_COPIED);
-                let waiting: Vec<Vec<u8>> = waiting.map(|(_, waiter)| registry.owner_of(waiter).to_vec()).collect();
-                for owner in &waiting {
-                    Self::copy_holds_of(registry, lock, name, owner);
-                }
-            }
-            Value::Vacant | Value::Foreign => {}
         }
         self.registry.set_holders_known(name);
-    }
-
-    /// Adds the holds of an owner that has begun to wait to an incomplete copy.
-    pub(super) fn copy_own_holds(&mut self, keys: &impl Keyspace, id: KeyId, name: NameId, owner: &[u8]) {
-        if let Value::Lock(lock) = keys.value(id)
-            && self.lacks_holders(name, lock)
-        {
-            Self::copy_holds_of(&mut self.registry, lock, name, owner);
-        }
-    }
-
-    /// Whether the copy beside the queue lacks holders of the lock.
-    fn lacks_holders(&self, name: NameId, lock: &Lock) -> bool {
-        let copied = self.registry.holders(name).len();
-        lock.kind() == Kind::RwLock && copied < lock.holds().len() && self.registry.knows_holders(name, &self.alarms)
-    }
-
-    fn copy_holds_of(registry: &mut Registry, lock: &Lock, name: NameId, owner: &[u8]) {
-        for hold in [Mode::Read, Mode::Write].into_iter().filter_map(|mode| lock.hold(owner, mode)) {
-            registry.set_holder(name, owner, hold.token(), hold.mode(), hold.deadline_us());
-        }
     }
 }

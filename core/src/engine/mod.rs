@@ -6,7 +6,7 @@
 //! | client requests | [`Engine::acquire`], [`Engine::release`], [`Engine::renew`], [`Engine::force_release`], [`Engine::cancel`], [`Engine::init_semaphore`], [`Engine::resize_semaphore`], [`Engine::drain_semaphore`] |
 //! | after each call, until `next_offer` is `None`: grants of several keys | [`Engine::next_offer`], [`Engine::take_offer`] |
 //! | the timer | [`Engine::begin_turn`], [`Engine::next_timeout_us`], [`Engine::next_job`], [`Engine::run_job`], [`Engine::postpone`]; while the server takes no writes [`Engine::end_waits`] |
-//! | server events | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::published`], [`Engine::undo_grants`], [`Engine::nobody_listened`], [`Engine::grants_resumed`] |
+//! | server events | [`Engine::waiter_left`], [`Engine::client_closed`], [`Engine::confirm_grants`], [`Engine::value_changed`], [`Engine::value_arrived`], [`Engine::value_loaded`], [`Engine::value_unlinked`], [`Engine::flushed`], [`Engine::swapped`], [`Engine::promoted`], [`Engine::demoted`], [`Engine::channel_gone`], [`Engine::confirm_ticket`], [`Engine::undo_grants`], [`Engine::nobody_listened`], [`Engine::grants_resumed`] |
 //! | replicas and loading | [`Engine::apply_effect`], [`Engine::raise_token`], [`Engine::has_to_observe`], [`Engine::next_to_observe`], [`Engine::observe`], [`Engine::end_cut_off`] |
 //! | inspection | `views.rs`, `contention.rs`, [`Engine::last_token`], [`Engine::concerns_client`], [`Engine::may_have_told`], [`Engine::has_pending_answers`], [`Engine::has_offers`], [`Engine::has_cut_off`] |
 //!
@@ -24,22 +24,25 @@
 //! | changes | `write`, `holders`, `waits`, `grant`, `expire` |
 //! | server events | `server_events`, `closed_connections`, `undo` |
 //! | hand-over | `grant_next`, `serve`, `offers` |
-//! | reconciliation | `reconcile`, `review` |
+//! | reconciliation | `dirtiness`, `reconcile`, `review` |
 //! | client requests | `acquire`, `fair`, `cancel`, `release`, `semaphore` |
-//! | the timer | `timers`, `sweep` |
+//! | the timer | `job`, `sweep`, `timers`; on a replica `replica` |
 
 mod acquire;
 mod cancel;
 mod closed_connections;
 mod contention;
+mod dirtiness;
 mod expire;
 mod fair;
 mod grant;
 mod grant_next;
 mod holders;
+mod job;
 mod offers;
 mod reconcile;
 mod release;
+mod replica;
 mod review;
 mod semaphore;
 mod serve;
@@ -73,6 +76,7 @@ use self::transaction::At;
 pub use crate::backlog::Offer;
 pub use acquire::{Acquired, Tokens};
 pub use contention::{Contended, Longest};
+pub use job::Job;
 pub use release::HoldsLeft;
 pub use transaction::Transaction;
 pub use views::WaiterView;
@@ -113,7 +117,7 @@ impl Engine {
         let hasher = RandomState::with_seeds(a, b, c, d);
         Self {
             registry: Registry::new(&hasher),
-            alarms: Alarms::new(&hasher),
+            alarms: Alarms::default(),
             sessions: Sessions::default(),
             pending: PendingGrants::default(),
             backlog: Backlog::default(),
@@ -153,15 +157,9 @@ impl Engine {
         if self.registry.is_empty() { None } else { at.name(&self.registry) }
     }
 
-    /// Whether a request waits under the name of a key.
-    fn is_waited_for(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        self.name(at).is_some_and(|name| self.registry.len_under(name) > 0)
-    }
-
     /// The record of a key's name, created if missing.
     fn intern(&mut self, key: KeyRef<'_>) -> NameId {
-        let generation = self.alarms.generation(key.db);
-        self.registry.intern(key, generation)
+        self.registry.intern(key)
     }
 
     /// Puts a name on the list that `reconcile` works off, or adds to its events.

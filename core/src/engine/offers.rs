@@ -43,7 +43,7 @@ impl Engine {
     /// queue. `false` also if unknown: then the key is dirty or has an expired lease, and its
     /// reconciliation offers the keys again.
     fn is_available(&self, tx: &Transaction<'_, impl Keyspace>, name: NameId, ticket: u64, waiter: &Waiter) -> bool {
-        if !self.registry.knows_holders(name, &self.alarms) {
+        if !self.registry.knows_holders(name) {
             return false;
         }
         let is_first = self.registry.first_position(name).is_some_and(|first| first.ticket == ticket);

@@ -5,7 +5,6 @@ use super::Engine;
 use super::transaction::{At, Transaction};
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
-use crate::lock::admission::Value;
 use crate::registry::{NameId, Review, Stage};
 
 impl Engine {
@@ -36,53 +35,13 @@ impl Engine {
     ) -> R {
         self.budget.begin_command(tx.keys.count());
         for id in tx.ids() {
-            self.reconcile_if_dirty(&mut tx.at(id));
+            if self.is_dirty(&mut tx.at(id)) {
+                self.reconcile(&mut tx.at(id), false);
+            }
         }
         let decided = decide(self, tx);
         self.close(tx);
         decided
-    }
-
-    /// Whether a key needs no reconciliation: the common case of a lock without waiters.
-    pub(super) fn is_uncontended(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        if self.name(at).is_some() {
-            return false;
-        }
-        match at.value() {
-            Value::Vacant | Value::Foreign => true,
-            Value::Lock(lock) => {
-                let is_due = lock.next_deadline_us().is_some_and(|due_us| due_us <= at.now.mono_us);
-                !is_due && lock.queue().is_none() && !self.is_behind(at)
-            }
-        }
-    }
-
-    /// Whether the server has reported something about a key, or about its whole database, that is
-    /// not processed yet.
-    pub(super) fn is_dirty(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        let name = self.name(at);
-        name.is_some_and(|name| self.registry.dirty(name).is_some() || self.registry.is_behind(name, &self.alarms))
-            || self.is_behind(at)
-    }
-
-    /// Like [`Engine::is_dirty`], but ignores offers that wait to be repeated: they say nothing
-    /// about the holders.
-    pub(super) fn is_dirty_beyond_offers(&self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        let is_dirty_beyond_offers = |name| {
-            let dirty = self.registry.dirty(name);
-            dirty.is_some_and(|dirty| !dirty.has_offers_only()) || self.registry.is_behind(name, &self.alarms)
-        };
-        self.name(at).is_some_and(is_dirty_beyond_offers) || self.is_behind(at)
-    }
-
-    /// Whether a value was last reconciled in an earlier generation, or never. A value without a
-    /// deadline needs no reconciliation.
-    fn is_behind(&self, at: &At<'_, '_, impl Keyspace>) -> bool {
-        let Some(lock) = at.lock() else {
-            return false;
-        };
-        let reconciled_in = self.alarms.reconciled_in_of(lock.alarm(), at.key()).unwrap_or(0);
-        reconciled_in < self.alarms.generation(at.key().db) && lock.next_deadline_us().is_some()
     }
 
     /// Reconciles a key. `hold_ended`: the caller has just ended a hold.
@@ -105,22 +64,12 @@ impl Engine {
         }
     }
 
-    /// Reconciles a key if it is dirty, on behalf of commands that do not compete for the lock.
-    /// These ignore expired leases, and the timer can serve the queue.
-    pub(super) fn reconcile_if_dirty(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        if self.is_dirty(at) {
-            self.reconcile(at, false);
-        }
-    }
-
     /// Processes what is dirty about a key, as far as the budget goes. Returns whether an imported
     /// lease had expired.
     fn process_dirty(&mut self, at: &mut At<'_, '_, impl Keyspace>) -> bool {
-        let generation = self.alarms.generation(at.key().db);
         let is_behind = self.is_behind(at);
         let name = self.intern(at.key());
-        let was_behind = self.registry.is_behind(name, &self.alarms);
-        self.registry.set_generation(name, generation);
+        let was_behind = self.registry.take_behind(name);
         let mut dirty = self.registry.take_dirty(name);
         if is_behind || was_behind || dirty.imported || dirty.replaced {
             let is_import = is_behind || dirty.imported;
@@ -151,13 +100,10 @@ impl Engine {
     /// Brings the engine's records up to date with another value under a name. `is_import`: the
     /// value arrived without one of our commands.
     fn adopt_value(&mut self, at: &mut At<'_, '_, impl Keyspace>, name: NameId, is_import: bool) {
-        let generation = self.alarms.generation(at.key().db);
         if let Some(lock) = at.lock_mut().filter(|_| is_import) {
             lock.unbind_all();
             let alarm = lock.alarm();
-            if self.alarms.is_of(alarm, at.key()) {
-                self.alarms.set_reconciled_in(alarm, generation);
-            }
+            self.alarms.set_reconciled(alarm, at.key());
             // A value without an alarm gets one now, which marks it as adopted.
             self.set_alarm(at.tx.keys, at.id);
         }

@@ -160,10 +160,11 @@ impl Engine {
         self.commit(at, Event::Changed { token, cause: ChangeCause::Kept, terms });
     }
 
-    /// Serves the queue after a hold ended or permits were returned.
+    /// Serves the queue after a hold ended or permits were returned. If the key is still dirty, the
+    /// timer serves it.
     fn hand_over(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        if self.is_waited_for(at) || has_queue(at) {
-            self.reconcile(at, true);
+        if !self.is_dirty(at) {
+            self.grant_next(at, true);
         }
     }
 
@@ -241,8 +242,4 @@ impl Engine {
 
 fn forced(hold: &Hold) -> Event {
     Event::Ended { token: hold.token(), cause: EndCause::Forced }
-}
-
-fn has_queue(at: &At<'_, '_, impl Keyspace>) -> bool {
-    matches!(at.value(), admission::Value::Lock(lock) if lock.queue().is_some())
 }

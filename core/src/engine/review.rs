@@ -81,14 +81,6 @@ impl Engine {
                 let rejoined = self.rejoin(at, name, after);
                 self.registry.set_rejoining(name, rejoined.is_err());
                 rejoined.map_err(|after| Stopped(Stage::Places(after)))?;
-                Ok(Some(Stage::PlaceDeadlines))
-            }
-            Stage::PlaceDeadlines => {
-                while at.lock_mut().is_some_and(|lock| lock.settle_places(DEADLINES_PER_STEP)) {
-                    if !self.budget.take_or_end_turn(COST_OF_DEADLINES) {
-                        return Err(Stopped(Stage::PlaceDeadlines));
-                    }
-                }
                 Ok(None)
             }
         }
@@ -226,10 +218,7 @@ impl Engine {
         if let Some(lock) = at.lock()
             && let Some(queue) = lock.queue()
         {
-            // Places that an earlier detach gave more time keep it. A replica that loaded the value
-            // since does not know of that detach, so the event contains the time.
-            let left_us = queue.detached_until_us();
-            let until_us = at.now.after_ms(at.limits.fair_grace_ms).max(left_us);
+            let until_us = at.now.after_ms(at.limits.fair_grace_ms);
             let at_us = queue.has_graces().then_some(at.now.mono_us);
             self.commit(at, Event::Detached { until_us, at_us });
             // Expired places become live again, so waiters for a lock of another kind may have been
@@ -278,11 +267,6 @@ impl Engine {
         })
     }
 }
-
-/// How many deadlines of places one step stores; it costs as much as `COST_OF_DEADLINES` changes.
-const DEADLINES_PER_STEP: usize = 64;
-
-const COST_OF_DEADLINES: u32 = 8;
 
 /// The budget ran out in the middle of a stage.
 struct Stopped(Stage);

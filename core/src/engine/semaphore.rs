@@ -7,8 +7,9 @@ use crate::event::Event;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::limits::MayGrant;
+use crate::lock::Lock;
 use crate::lock::admission::{self, Decision};
-use crate::registry::{NameId, Position};
+use crate::registry::Position;
 use crate::request::{Refusal, Request};
 use crate::statistics::count;
 
@@ -49,16 +50,15 @@ impl Engine {
     /// no hold could begin, it begins again instead. In a quarantine the data set may lack holds, so
     /// the semaphore stays until the end.
     pub(super) fn remove_unused(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        let Some(lock) = at.lock() else {
-            return;
-        };
-        let Some(idle) = lock.idle().filter(|idle| lock.holds().is_empty() && idle.until_us <= at.now.mono_us) else {
+        let idle = at.lock().filter(|lock| lock.holds().is_empty()).and_then(Lock::idle);
+        let Some(idle) = idle.filter(|idle| idle.until_us <= at.now.mono_us) else {
             return;
         };
         if at.limits.may_grant != MayGrant::Yes {
             return;
         }
-        if self.is_waited_for(at) || self.begins_again(at, idle.until_us) {
+        let is_waited_for = self.name(at).is_some_and(|name| self.registry.len_under(name) > 0);
+        if is_waited_for || self.begins_again(at, idle.until_us) {
             let until_us = at.now.after_ms(idle.idle_ms.max(MIN_RESTART_MS));
             self.commit(at, Event::Unused { idle_ms: idle.idle_ms, until_us });
         } else {
@@ -74,27 +74,20 @@ impl Engine {
     /// [`Refusal::NoSemaphore`] if there is none, [`Refusal::WrongType`] if the key holds something
     /// else.
     pub fn resize_semaphore(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
-        self.run_plain(tx, |engine, tx| engine.resize_reconciled(tx, permits))
-    }
-
-    fn resize_reconciled(&mut self, tx: &mut Transaction<'_, impl Keyspace>, permits: u32) -> Result<i64, Refusal> {
-        let before = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map(|lock| lock.permits());
-        if before != Some(permits) {
-            self.commit(&mut tx.at(KEY), Event::Sized { permits });
-        }
-        if let Some(name) = self.name(&mut tx.at(KEY)).filter(|name| self.registry.len_under(*name) > 0) {
-            self.review_waiters(tx, name);
-            self.reconcile(&mut tx.at(KEY), false);
-        }
-        Ok(tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map_or(0, |lock| lock.available(tx.now)))
-    }
-
-    /// Refuses waiters that ask for more permits than the semaphore has.
-    fn review_waiters(&mut self, tx: &mut Transaction<'_, impl Keyspace>, name: NameId) {
-        if self.refuse_unservable(&mut tx.at(KEY), name, None).is_err() {
-            // The timer begins again at the head, since the refused waiters have left.
-            self.mark(name, |dirty| dirty.replaced = true);
-        }
+        self.run_plain(tx, |engine, tx| {
+            let before = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map(|lock| lock.permits());
+            if before != Some(permits) {
+                engine.commit(&mut tx.at(KEY), Event::Sized { permits });
+            }
+            if let Some(name) = engine.name(&mut tx.at(KEY)).filter(|name| engine.registry.len_under(*name) > 0) {
+                if engine.refuse_unservable(&mut tx.at(KEY), name, None).is_err() {
+                    // The timer begins again at the head, since the refused waiters have left.
+                    engine.mark(name, |dirty| dirty.replaced = true);
+                }
+                engine.reconcile(&mut tx.at(KEY), false);
+            }
+            Ok(tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?.map_or(0, |lock| lock.available(tx.now)))
+        })
     }
 
     /// DRAIN: grants all free permits. Returns how many; 0 if there are none or a request waits.
@@ -109,27 +102,21 @@ impl Engine {
         owner: &[u8],
         request: &Request,
     ) -> Result<u32, Refusal> {
-        self.run_competing(tx, Kind::Semaphore, |engine, tx| engine.drain_reconciled(tx, owner, request))
-    }
-
-    fn drain_reconciled(
-        &mut self,
-        tx: &mut Transaction<'_, impl Keyspace>,
-        owner: &[u8],
-        request: &Request,
-    ) -> Result<u32, Refusal> {
-        let lock = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?;
-        tx.limits.may_grant.check()?;
-        let permits = u32::try_from(lock.map_or(0, |lock| lock.available(tx.now))).unwrap_or(0);
-        let request = Request { count: permits, ..*request };
-        let ahead = self.ahead(&mut tx.at(KEY), Kind::Semaphore, Position::LAST);
-        if permits == 0 || admission::decide(tx.keys.value(KEY), ahead, owner, &request, tx.now) != Decision::Grant {
-            return Ok(0);
-        }
-        let client = tx.keys.client();
-        let token = self.grant(&mut tx.at(KEY), owner, &request, client, GrantTiming::AtOnce)?;
-        self.confirm(&mut tx.at(KEY), token);
-        count(&mut self.stats.of(Kind::Semaphore).granted_at_once);
-        Ok(permits)
+        self.run_competing(tx, Kind::Semaphore, |engine, tx| {
+            let lock = tx.keys.value(KEY).of_kind(Kind::Semaphore, tx.now)?;
+            tx.limits.may_grant.check()?;
+            let permits = u32::try_from(lock.map_or(0, |lock| lock.available(tx.now))).unwrap_or(0);
+            let request = Request { count: permits, ..*request };
+            let ahead = engine.ahead(&mut tx.at(KEY), Kind::Semaphore, Position::LAST);
+            if permits == 0 || admission::decide(tx.keys.value(KEY), ahead, owner, &request, tx.now) != Decision::Grant
+            {
+                return Ok(0);
+            }
+            let client = tx.keys.client();
+            let token = engine.grant(&mut tx.at(KEY), owner, &request, client, GrantTiming::AtOnce)?;
+            engine.confirm(&mut tx.at(KEY), token);
+            count(&mut engine.stats.of(Kind::Semaphore).granted_at_once);
+            Ok(permits)
+        })
     }
 }

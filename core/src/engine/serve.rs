@@ -11,28 +11,24 @@ use crate::lock::admission::Decision;
 use crate::outbox::Answer;
 use crate::pending_grants::PendingGrant;
 use crate::registry::{Left, Waiter};
-use crate::request::{Refusal, RequestMark};
+use crate::request::Refusal;
 
 impl Engine {
-    /// Applies a decision about a waiter for one key. Returns whether it was granted.
+    /// Applies a decision about a waiter for one key. Returns whether it was granted: it is refused, for
+    /// example, if no token is left.
     pub(super) fn serve(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: Decision) -> bool {
-        match decision {
-            Decision::Refuse(refusal) => self.end_without_grant(at, ticket, Answer::Refused(refusal)),
-            _ if !self.is_permitted(at, ticket) => {
-                self.end_without_grant(at, ticket, Answer::Refused(Refusal::NoPermission))
-            }
-            decision => return self.grant_to_waiter(at, ticket, &decision),
+        let refusal = match &decision {
+            Decision::Refuse(refusal) => Some(refusal.clone()),
+            _ => (!self.is_permitted(at, ticket)).then_some(Refusal::NoPermission),
+        };
+        if let Some(refusal) = refusal {
+            self.end_without_grant(at, ticket, Answer::Refused(refusal));
+            return false;
         }
-        false
-    }
-
-    /// Grants a waiter for one key, or refuses it, for example if no token is left. Returns whether
-    /// it was granted.
-    fn grant_to_waiter(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: &Decision) -> bool {
         let Some(Left { waiter, owner }) = self.registry.leave(ticket) else {
             return false;
         };
-        let given = self.grant_pending(at, ticket, owner.as_slice(), &waiter, decision);
+        let given = self.grant_pending(at, ticket, owner.as_slice(), &waiter, &decision);
         let is_granted = given.is_ok();
         if is_granted {
             self.stats.count_wait(waiter.request().kind, waiter.since_us(), at.now);
@@ -57,7 +53,7 @@ impl Engine {
             return true;
         };
         if waiter.has_timed_out(at.now) {
-            self.time_out(at, ticket);
+            self.end_without_grant(at, ticket, Answer::TimedOut);
             return true;
         }
         let cut_off = self.registry.cut_off(waiter);
@@ -66,11 +62,6 @@ impl Engine {
             self.answer(at, ticket, answer);
         }
         is_cut_off
-    }
-
-    /// Answers a waiter that timed out.
-    pub(super) fn time_out(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64) {
-        self.end_without_grant(at, ticket, Answer::TimedOut);
     }
 
     /// Answers a waiter that is not granted, and removes its place on a fair lock.
@@ -102,41 +93,35 @@ impl Engine {
         // An expired lock of another kind with very many holds is removed in parts, so it may still
         // be here.
         self.make_room(at, request.kind);
-        let before = at.live_terms(request.kind, owner, request.mode)?;
-        let is_bound =
-            |at: &At<'_, '_, _>, token| waiter.client().is_some_and(|client| at.clients(token).contains(&client));
-        let was_bound = before.as_ref().is_some_and(|(token, _)| is_bound(at, *token));
-        let (token, count, (lasts_ms, phase)) = match decision {
+        let mut before = at.live_terms(request.kind, owner, request.mode)?;
+        if let Some((token, terms)) = &mut before {
+            self.settle_earlier(at, *token, terms);
+        }
+        let bound = |at: &At<'_, '_, _>, token| waiter.client().filter(|client| at.clients(token).contains(client));
+        let was_bound = before.as_ref().is_some_and(|(token, _)| bound(at, *token).is_some());
+        let (token, count) = match decision {
             Decision::Repeat(token) | Decision::Held(token) => {
                 self.repeat(at, *token, request, waiter.client(), waiter.note());
-                (*token, 0, GrantTiming::AtOnce.duration_and_phase(request, &at.limits))
+                (*token, 0)
             }
             _ => {
                 let timing = GrantTiming::AfterWait { note: waiter.note() };
-                (
-                    self.grant(at, owner, request, waiter.client(), timing)?,
-                    request.count,
-                    timing.duration_and_phase(request, &at.limits),
-                )
+                (self.grant(at, owner, request, waiter.client(), timing)?, request.count)
             }
         };
         if let Some(name) = self.name(at) {
             let grant = PendingGrant {
                 ticket,
+                before: before.map(|(_, terms)| terms),
                 count,
-                deadline_us: at.now.after_ms(lasts_ms),
-                lease_ms: request.lease_ms,
-                request: RequestMark::after(None, request.request_id, request.verb),
-                session_ms: request.session_ms,
-                note: waiter.note().map(Into::into),
-                phase,
+                has_request: request.request_id.is_some(),
+                has_session: request.session_ms.is_some(),
+                has_note: waiter.note().is_some(),
                 arrival: waiter.arrival(),
                 grace_ms: request.grace_ms,
-                client: waiter.client(),
-                has_bound: !was_bound && is_bound(at, token),
-                is_confirmed: false,
+                has_bound: bound(at, token).filter(|_| !was_bound),
             };
-            self.pending.add(name, token, before.map(|(_, terms)| terms), grant);
+            self.pending.add(name, token, grant);
             self.registry.set_pending(name, true);
         }
         Ok(token)

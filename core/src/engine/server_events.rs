@@ -2,9 +2,6 @@
 //! most of them at moments when the engine must not decide. So these functions only record them;
 //! the next command on the key, or the timer, processes them.
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
-
 use crate::bytes::{Key, KeyRef};
 use crate::collections::Alarm;
 use crate::lock::Lock;
@@ -12,7 +9,7 @@ use crate::outbox::Answer;
 
 use super::Engine;
 use super::waits::PlaceAfter;
-use crate::registry::{Dirty, NameId};
+use crate::registry::Dirty;
 use crate::sessions::Binding;
 
 impl Engine {
@@ -92,88 +89,64 @@ impl Engine {
     /// A value was loaded. It counts as not reconciled until the first command on its key, or the
     /// timer, reconciles it.
     pub fn value_loaded(&mut self, key: Key) {
-        let Key { name, db } = key;
-        self.backlog.push_loaded(Key { name, db: self.alarms.stable(db) });
+        self.backlog.push_loaded(key);
     }
 
     /// The value under `key`, which had this `alarm`, was removed.
     pub fn value_unlinked(&mut self, key: KeyRef<'_>, alarm: Alarm, lock: &Lock) {
         self.alarms.remove_of(alarm, key);
-        self.unbind_first(key, lock);
+        if self.sessions.has_bindings() {
+            for (client, token) in lock.bindings() {
+                self.sessions.unbind(&Binding { client, token, key: key.to_key() });
+            }
+        }
         if let Some(name) = self.registry.find(key) {
             self.registry.forget_holders(name);
             self.mark(name, |dirty| dirty.replaced = true);
         }
     }
 
-    /// Forgets some bindings of a removed lock; the sweep forgets the rest.
-    fn unbind_first(&mut self, key: KeyRef<'_>, lock: &Lock) {
-        if !self.sessions.has_bindings() {
-            return;
-        }
-        let looked_at = self.budget.parts() as usize;
-        let mut bindings = lock.bindings_of_first(looked_at);
-        for (client, token) in bindings.by_ref().take(self.budget.bindings()) {
-            self.sessions.unbind(&Binding { client, token, key: key.to_key() });
-        }
-        if lock.holds().len() > looked_at || bindings.next().is_some() {
-            self.backlog.sweep_bindings();
-        }
-    }
-
     /// All values of one database, or of all databases (`None`), were removed.
     pub fn flushed(&mut self, db: Option<u32>) {
-        self.alarms.flush(db);
-        if db.is_none() {
-            self.sessions.forget_bindings();
+        match db {
+            Some(db) => {
+                self.alarms.flush(db);
+                self.sessions.forget_bindings_in(|other| other == db);
+            }
+            None => {
+                self.alarms.clear();
+                self.sessions.forget_bindings();
+            }
         }
-        self.backlog.begin_sweep();
+        self.registry.renew(|of| db.is_none_or(|db| of == db));
+        self.backlog.begin_sweep(false);
     }
 
     /// Two databases were swapped. Waiters stay with the name, and so with their database number.
+    /// The moved values count as imported: their sessions end, and their places lose their
+    /// connections. Events and pending grants stay with the name, too, where they do not find the
+    /// holds any longer. So a grant whose answer does not reach its waiter lasts until its lease,
+    /// claim or session ends.
     pub fn swapped(&mut self, first: u32, second: u32) {
-        self.alarms.swap(first, second);
+        // The values are imported, and then bound to no connection.
+        self.sessions.forget_bindings_in(|db| db == first || db == second);
         let swapped = |db: u32| match db {
             db if db == first => second,
             db if db == second => first,
             db => db,
         };
-        let mut names: Vec<NameId> = self.registry.dirty_names().chain(self.pending.names()).collect();
-        names.sort_unstable();
-        names.dedup();
-        let mut moved = Vec::new();
-        for name in names {
-            let Some(mut key) = self.registry.key(name).map(KeyRef::to_key) else {
-                continue;
-            };
-            let db = swapped(key.db);
-            if db != key.db {
-                key.db = db;
-                // The sweep finds values by their alarms. A value that has just arrived has none,
-                // so `imported` moves with it.
-                let of_value = self
-                    .registry
-                    .dirty_mut(name)
-                    .map(|dirty| Dirty { imported: dirty.imported, ..dirty.take_of_value() });
-                moved.push((name, key, of_value.unwrap_or_default()));
+        self.alarms.swap(swapped);
+        // The sweep finds values by their alarms. A value that has just arrived has none.
+        for name in self.registry.dirty_names() {
+            if self.registry.dirty(name).is_some_and(|dirty| dirty.imported)
+                && let Some(key) = self.registry.key(name)
+            {
+                self.backlog.push_loaded(key.to_key());
             }
         }
-        let mut renamed = BTreeMap::new();
-        for (name, key, of_value) in moved {
-            if !of_value.is_clean() {
-                let other = self.intern(key.borrow());
-                self.mark(other, |dirty| dirty.merge(of_value));
-            }
-            if self.pending.has(name) {
-                // Generation 0 is the lowest, so the name will be reconciled.
-                renamed.insert(name, self.registry.intern(key.borrow(), 0));
-            }
-        }
-        self.pending.rename(|name| renamed.get(&name).copied().unwrap_or(name));
-        for name in renamed.into_iter().flat_map(|(name, other)| [name, other]) {
-            self.registry.set_pending(name, self.pending.has(name));
-        }
-        self.backlog.begin_sweep();
+        self.backlog.swap_loaded(swapped);
+        self.registry.renew(|db| swapped(db) != db);
+        self.backlog.begin_sweep(false);
     }
 
     /// This server became a replica: no client waits here any longer. A replica ends no sessions,
@@ -187,8 +160,9 @@ impl Engine {
     /// closed. A master now decides what became due meanwhile.
     pub fn promoted(&mut self) {
         self.alarms.renew_all();
+        self.registry.renew(|_| true);
         self.sessions.forget_bindings();
         self.registry.notified_mut().promoted();
-        self.backlog.begin_sweep();
+        self.backlog.begin_sweep(false);
     }
 }

@@ -4,16 +4,14 @@
 //! engine does the work that needs no key.
 
 use super::Engine;
-use super::sweep::TimerStep;
+use super::job::{Job, TimerStep};
 use super::transaction::Transaction;
 use super::waits::PlaceAfter;
 use crate::budget::{ANSWER, CHANGE};
-use crate::bytes::{Key, KeyRef};
 use crate::keyspace::Keyspace;
 use crate::outbox::{Answer, Outbox};
 use crate::registry::Outcome;
 use crate::request::Refusal;
-use crate::sessions::Binding;
 use crate::time::Now;
 
 /// The sources of work. The timer serves them in turn, so that a flood of one delays none of the
@@ -34,18 +32,16 @@ enum Timer {
     Closed,
     /// Notified waits that were cut off.
     CutOff,
-    /// Leftovers of locks that ended in one step.
-    Leftovers,
-    /// Everything in a database that was swapped, flushed or loaded, or on a promoted server.
+    /// Memory of large tables that became empty.
+    Retired,
+    /// Everything, after a promotion, a load, a flush, SWAPDB or a pause of grants.
     Sweep,
     /// Keys that another node of the cluster serves, or that currently no node serves.
     Postponed,
-    /// Queues that were not served, and alarms that were parked, while no hold could begin.
-    Resumed,
 }
 
 impl Timer {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 10] = [
         Self::Dirty,
         Self::Loaded,
         Self::Lease,
@@ -53,14 +49,13 @@ impl Timer {
         Self::Suspect,
         Self::Closed,
         Self::CutOff,
-        Self::Leftovers,
+        Self::Retired,
         Self::Sweep,
         Self::Postponed,
-        Self::Resumed,
     ];
 
     /// The sources that a replica works on, see [`Engine::next_to_observe`].
-    const ON_REPLICA: [Self; 5] = [Self::Dirty, Self::Loaded, Self::CutOff, Self::Leftovers, Self::Sweep];
+    const ON_REPLICA: [Self; 5] = [Self::Dirty, Self::Loaded, Self::CutOff, Self::Retired, Self::Sweep];
 }
 
 impl Engine {
@@ -96,24 +91,22 @@ impl Engine {
             Timer::Suspect => now_if(self.backlog.first_suspect().is_some()),
             Timer::Closed => now_if(self.sessions.has_work()),
             Timer::CutOff => now_if(self.has_cut_off()),
-            Timer::Leftovers => now_if(self.backlog.has_leftovers() || self.has_retired()),
+            Timer::Retired => now_if(self.has_retired()),
             Timer::Sweep => now_if(self.backlog.sweep().is_some()),
             Timer::Postponed => self.backlog.postponed_until_us(),
-            Timer::Resumed => now_if(self.backlog.resume().is_some()),
         }
     }
 
     /// The next key with work, for [`Engine::run_job`]. In between, it does the work that needs no
     /// key, such as answering waiters that timed out. `None` also if the budget of this turn is
     /// used up: then [`Engine::next_timeout_us`] returns a time that is due.
-    pub fn next_job(&mut self, now: Now, out: &mut Outbox) -> Option<Key> {
+    pub fn next_job(&mut self, now: Now, out: &mut Outbox) -> Option<Job> {
         self.budget.begin_timer();
-        self.backlog.set_fired(None);
         while !self.budget.is_used_up() {
             match self.run_next_source(now, out) {
                 TimerStep::Nothing => return None,
                 TimerStep::Done => {}
-                TimerStep::Key(key) => return Some(key),
+                TimerStep::Job(job) => return Some(job),
             }
         }
         None
@@ -144,8 +137,8 @@ impl Engine {
 
     fn run_source(&mut self, timer: Timer, now: Now, out: &mut Outbox) -> TimerStep {
         match timer {
-            Timer::Dirty => self.registry.next_dirty().map_or(TimerStep::Nothing, TimerStep::Key),
-            Timer::Loaded => self.next_loaded().map_or(TimerStep::Nothing, TimerStep::Key),
+            Timer::Dirty => TimerStep::on(self.registry.next_dirty()),
+            Timer::Loaded => TimerStep::on(self.backlog.next_loaded()),
             Timer::Lease => self.fire_next_alarm(now),
             Timer::Timeout => self.time_out_next(now, out),
             Timer::Suspect => self.check_suspect(now, out),
@@ -157,48 +150,30 @@ impl Engine {
                     TimerStep::Nothing
                 }
             }
-            Timer::Leftovers => self.clean_up(),
+            Timer::Retired => self.clean_up(),
             Timer::Sweep => self.continue_sweep(),
             Timer::Postponed => self.retry_postponed(now),
-            Timer::Resumed => self.resume(),
         }
     }
 
     /// Does the work on a key.
-    pub fn run_job(&mut self, tx: &mut Transaction<'_, impl Keyspace>) {
+    pub fn run_job(&mut self, tx: &mut Transaction<'_, impl Keyspace>, job: &Job) {
         self.budget.begin_timer();
-        let fired = self.backlog.take_fired();
         for id in tx.ids() {
             self.reconcile(&mut tx.at(id), false);
             self.remove_unused(&mut tx.at(id));
-            // After `reconcile`, because adopting a value that returned to its name unbinds its
-            // holds from all connections.
-            self.verify_bindings(&tx.at(id));
         }
         self.close(tx);
-        if let Some(fired) = fired {
+        if let Some(fired) = job.fired {
             self.alarms.forget_if_fired(fired);
         }
     }
 
-    pub(super) fn next_loaded(&mut self) -> Option<Key> {
-        let Key { name, db: stable } = self.backlog.next_loaded()?;
-        Some(Key { name, db: self.alarms.current(stable) })
-    }
-
     fn fire_next_alarm(&mut self, now: Now) -> TimerStep {
-        let Some(alarm) = self.alarms.fire_due(now) else {
-            return TimerStep::Nothing;
-        };
-        match self.alarms.key(alarm) {
-            Some(key) => {
-                self.backlog.set_fired(Some(alarm));
-                TimerStep::Key(key)
-            }
-            None => {
-                self.alarms.remove(alarm);
-                TimerStep::Done
-            }
+        match self.alarms.fire_due(now) {
+            Some((alarm, Some(key))) => TimerStep::Job(Job { key, fired: Some(alarm) }),
+            Some((_, None)) => TimerStep::Done,
+            None => TimerStep::Nothing,
         }
     }
 
@@ -259,46 +234,24 @@ impl Engine {
         self.alarms.has_retired() || self.registry.has_retired()
     }
 
-    /// Frees memory of holds and places that ended in one step, and of large tables that became
-    /// empty.
+    /// Frees memory of large tables that became empty.
     pub(super) fn clean_up(&mut self) -> TimerStep {
-        if self.has_retired() && self.budget.take_parts() {
-            self.alarms.free_some();
-            self.registry.free_some();
-            return TimerStep::Done;
-        }
-        let Some((key, mut leftovers)) = self.backlog.pop_leftovers() else {
-            return TimerStep::Nothing;
-        };
-        if !self.budget.take_parts() {
-            self.backlog.push_leftovers(key, leftovers);
+        if !self.has_retired() || !self.budget.take_parts() {
             return TimerStep::Nothing;
         }
-        for _ in 0..self.budget.parts() {
-            let Some(hold) = leftovers.holds.pop() else {
-                break;
-            };
-            for client in hold.clients(leftovers.bindings) {
-                let binding = Binding { client: *client, token: hold.token(), key: key.clone() };
-                self.sessions.unbind(&binding);
-            }
-        }
-        let has_places = leftovers.queue.as_mut().is_some_and(|queue| queue.drop_some(self.budget.parts() as usize));
-        let has_index = leftovers.index.as_mut().is_some_and(|index| index.drop_some(self.budget.parts() as usize));
-        if has_places || has_index || !leftovers.holds.is_empty() {
-            self.backlog.push_leftovers(key, leftovers);
-        }
+        self.alarms.free_some();
+        self.registry.free_some();
         TimerStep::Done
     }
 
-    /// Postpones a key about which this server may not decide now, because another node of the
+    /// Postpones a job about whose key this server may not decide now, because another node of the
     /// cluster or no node serves it. An alarm that has just fired fires again: the server may
     /// remove the value without an event, and then the alarm must be forgotten.
-    pub fn postpone(&mut self, key: KeyRef<'_>, now: Now) {
-        if let Some(alarm) = self.backlog.take_fired() {
+    pub fn postpone(&mut self, job: Job, now: Now) {
+        if let Some(alarm) = job.fired {
             self.alarms.hasten(alarm, now.after_ms(REFIRE_MS));
         }
-        self.backlog.postpone(key.to_key(), now);
+        self.backlog.postpone(job.key, now);
     }
 
     fn retry_postponed(&mut self, now: Now) -> TimerStep {

@@ -6,7 +6,7 @@ use crate::budget::CHANGE;
 use crate::event::{ChangeCause, EndCause, Event, Phase, Terms};
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
-use crate::pending_grants::{PendingGrant, Undone};
+use crate::pending_grants::PendingGrant;
 use crate::place::Stay;
 use crate::registry::{Dirty, NameId};
 use crate::statistics::count;
@@ -20,33 +20,59 @@ impl Engine {
         }
     }
 
-    /// Confirms the grants of a ticket: at least one client has received the published answer.
-    pub fn published(&mut self, ticket: u64) {
-        self.confirm_ticket(ticket);
-    }
-
     /// Whether there are answers that may not have been sent yet.
     #[must_use]
     pub fn has_pending_answers(&self) -> bool {
         self.pending.has_unsent()
     }
 
-    /// Confirms all grants of a hold, with the other grants of their requests, because its owner
-    /// has used it.
+    /// Confirms the grant of a hold, with the other grants of its request, because the owner has
+    /// used the hold.
     pub(super) fn confirm(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64) {
         if self.pending.is_empty() {
             return;
         }
-        if let Some(name) = self.name(at) {
-            for name in self.pending.confirm_hold(name, token) {
-                self.registry.set_pending(name, self.pending.has(name));
-            }
+        // Takes out this grant even if it is marked to be undone: when the budget of a turn is used
+        // up, an owner may use its hold before that.
+        let grant = self.name(at).and_then(|name| self.take_grant(name, token, |_| true));
+        if let Some(grant) = grant {
+            self.confirm_ticket(grant.ticket);
         }
     }
 
-    pub(super) fn confirm_ticket(&mut self, ticket: u64) {
-        for name in self.pending.confirm_ticket(ticket) {
-            self.registry.set_pending(name, self.pending.has(name));
+    /// A waiter is about to be granted a hold with these `terms` again. The new grant will replace
+    /// the pending grant of the hold, if it has one, whose count and request id then stay.
+    ///
+    /// Since its answer may arrive or be lost, we keep the longer lease, and the longer SESSION if
+    /// there was one before, or else none. Otherwise the hold would end while its owner relies on
+    /// it, for example with a connection although no answered request had a SESSION. For the same
+    /// reason the grants of its request on other keys stay pending.
+    pub(super) fn settle_earlier(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, terms: &mut Terms) {
+        if let Some(earlier) = self.name(at).and_then(|name| self.pending.of_hold(name, token)).cloned() {
+            let longer = |before: Terms| Terms {
+                lease_ms: before.lease_ms.max(terms.lease_ms),
+                session_ms: before.session_ms.zip(terms.session_ms).map(|(before, set)| before.max(set)),
+                ..before
+            };
+            let before = earlier.before.map(longer);
+            let has_bound = None;
+            let options = PendingGrant { before, count: 0, has_request: false, has_note: false, has_bound, ..earlier };
+            self.undo_in_part(at, token, options, terms.clone());
+            *terms = at.terms_of(token).unwrap_or_else(|| terms.clone());
+        }
+    }
+
+    fn take_grant(&mut self, name: NameId, token: u64, is_meant: impl FnOnce(u64) -> bool) -> Option<PendingGrant> {
+        let grant = self.pending.take_grant(name, token, is_meant);
+        self.registry.set_pending(name, self.pending.has(name));
+        grant
+    }
+
+    /// Confirms the grants of a ticket, whose answer was sent, or was published and received by at
+    /// least one client.
+    pub fn confirm_ticket(&mut self, ticket: u64) {
+        for (name, token) in self.pending.take(ticket) {
+            self.take_grant(name, token, |of| of == ticket);
         }
     }
 
@@ -71,67 +97,67 @@ impl Engine {
             let Some((token, ticket)) = dirty.undone.pop() else {
                 return;
             };
-            let undone = self.pending.undo(name, token, ticket);
-            self.registry.set_pending(name, self.pending.has(name));
+            // The owner may have used the hold since, and may have been granted it again.
+            let undone = self.take_grant(name, token, |of| of == ticket);
             let (Some(undone), Some(terms)) = (undone, at.terms_of(token)) else {
                 continue;
             };
-            if undone.grant.count > 0
+            if undone.count > 0
                 && let Some(lock) = at.lock()
             {
                 count(&mut self.stats.of(lock.kind()).undone);
             }
-            let count = terms.count.saturating_sub(undone.grant.count);
+            let count = terms.count.saturating_sub(undone.count);
             if count == 0 {
-                self.give_place_back(at, token, &undone.grant);
+                self.give_place_back(at, token, &undone);
                 self.commit(at, Event::Ended { token, cause: EndCause::Undone });
             } else {
-                self.undo_in_part(at, token, &undone, Terms { count, ..terms });
+                self.undo_in_part(at, token, undone, Terms { count, ..terms });
             }
         }
     }
 
     /// Undoes a grant without ending the hold. `terms` are those of the hold with the reduced
-    /// count. The deadline stays or becomes later. Only an unclaimed hold whose last grant is
-    /// undone gets its earlier deadline back.
-    fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: &Undone, terms: Terms) {
+    /// count. The deadline stays or becomes later. Only an unclaimed hold that loses a count gets
+    /// its earlier deadline back.
+    fn undo_in_part(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, undone: PendingGrant, terms: Terms) {
         if terms.deadline_us <= at.now.mono_us {
-            // The hold has expired. `left` may have a later deadline, which would make it live
-            // again: see `ends_session` below.
+            // The hold has expired. `before` may have a later deadline, which would make it
+            // live again: see `has_session` below.
             return;
         }
-        let Some(left) = undone.left.as_ref() else {
-            return;
-        };
-        if let Some(client) = undone.unbinds {
+        // A hold that began with the grant had none of its options before.
+        let began = || Terms { request: None, session_ms: None, note: None, ..terms.clone() };
+        let before = undone.before.unwrap_or_else(began);
+        if let Some(client) = undone.has_bound {
             self.unbind(at, token, client);
         }
         let mut deadline_us = terms.deadline_us;
-        if undone.is_last && terms.phase == Phase::Unclaimed {
-            deadline_us = left.deadline_us;
+        if terms.phase == Phase::Unclaimed && undone.count > 0 {
+            deadline_us = before.deadline_us;
         }
-        if undone.ends_session {
+        if undone.has_session {
             // The end of this session may have shortened the deadline.
-            deadline_us = deadline_us.max(left.deadline_us);
+            deadline_us = deadline_us.max(before.deadline_us);
         }
         // Restores only the fields that the grant set: the value may have been replaced since, so
-        // its other fields may differ from `left`.
+        // its other fields may differ from those before.
         let changed = Terms {
             deadline_us,
-            lease_ms: left.lease_ms,
-            request: if undone.grant.request.is_some() { left.request } else { terms.request },
-            session_ms: if undone.grant.session_ms.is_some() { left.session_ms } else { terms.session_ms },
-            note: if undone.grant.note.is_some() { left.note.clone() } else { terms.note.clone() },
+            lease_ms: before.lease_ms,
+            request: if undone.has_request { before.request } else { terms.request },
+            session_ms: if undone.has_session { before.session_ms } else { terms.session_ms },
+            note: if undone.has_note { before.note } else { terms.note.clone() },
             ..terms
         };
         let is_longer = changed.deadline_us > terms.deadline_us;
         if changed.session_ms.is_none() {
             self.unbind_hold(at, token);
         }
-        if changed != terms || undone.grant.count > 0 {
+        if changed != terms || undone.count > 0 {
             self.commit(at, Event::Changed { token, cause: ChangeCause::Released, terms: changed });
         }
-        if (undone.unbinds.is_some() || is_longer) && at.is_unbound(token) {
+        if (undone.has_bound.is_some() || is_longer) && at.is_unbound(token) {
             // The other connections have closed meanwhile.
             self.end_session(at, token);
         }

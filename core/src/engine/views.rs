@@ -3,10 +3,12 @@
 use super::Engine;
 use crate::bytes::KeyRef;
 use crate::kind::{Kind, Mode};
-use crate::lock::MAX_SKIPPED;
 use crate::registry::Waiter;
 use crate::statistics::{KindStats, WaitSummary};
 use crate::time::{MAX_TOKEN, Now, US_PER_MS};
+
+/// How many ended waits a listing skips to find others.
+const MAX_SKIPPED: usize = 1000;
 
 /// A waiter, as WAITERS shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

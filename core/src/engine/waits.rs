@@ -1,7 +1,5 @@
 //! The begin and the end of a wait. `serve.rs` ends a wait with a grant.
 
-use smallvec::SmallVec;
-
 use super::Engine;
 use super::transaction::Transaction;
 use crate::budget::{ANSWER, CHANGE, PARTS_PER_CHANGE};
@@ -47,7 +45,6 @@ impl Engine {
         arrival: u64,
     ) -> u64 {
         let names: RequestNames = tx.ids().map(|id| self.intern(tx.keys.key(id))).collect();
-        let are_first: SmallVec<[bool; 1]> = names.iter().map(|name| self.registry.len_under(*name) == 0).collect();
         let entrant = Entrant {
             names: names.clone(),
             rank,
@@ -58,11 +55,9 @@ impl Engine {
             client: tx.keys.client(),
         };
         let ticket = self.registry.enter(entrant, tx.now);
-        for ((id, name), is_first) in tx.ids().zip(names).zip(are_first) {
-            if is_first {
+        for (id, name) in tx.ids().zip(names) {
+            if self.registry.len_under(name) == 1 {
                 self.copy_holders(tx.keys, id, name);
-            } else {
-                self.copy_own_holds(tx.keys, id, name, owner);
             }
         }
         ticket
@@ -94,7 +89,7 @@ impl Engine {
     /// Searches for a cycle that a waiter closes.
     pub(super) fn search_deadlock(&mut self, ticket: u64, ends: &[u64], now: Now) -> Outcome {
         let steps_left = self.budget.search_steps();
-        let (outcome, steps) = search_deadlock(&self.registry, &self.alarms, ticket, ends, now, steps_left);
+        let (outcome, steps) = search_deadlock(&self.registry, ticket, ends, now, steps_left);
         self.budget.take_search_steps(steps);
         outcome
     }

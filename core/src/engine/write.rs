@@ -17,7 +17,7 @@ use crate::bytes::Owner;
 use crate::collections::Alarm;
 use crate::event::{EndCause, Event, Phase};
 use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::{Kind, Mode};
+use crate::kind::Kind;
 use crate::limits::MayGrant;
 use crate::lock::Lock;
 use crate::lock::admission::Value;
@@ -38,24 +38,20 @@ impl Engine {
     pub(super) fn commit_inline(&mut self, at: &mut At<'_, '_, impl Keyspace>, event: Event) {
         match &event {
             Event::Ended { token, cause } => {
-                self.count_end(at, *cause, 1);
+                if *cause != EndCause::Released {
+                    self.count_end(at, *cause, 1);
+                }
                 if *cause == EndCause::Expired
                     && let Some(lock) = at.lock()
                     && lock.hold_with_token(*token).is_some_and(|hold| hold.phase() == Phase::Unclaimed)
                 {
                     count(&mut self.stats.of(lock.kind()).unclaimed);
                 }
-                self.forget_bindings(at, *token);
+                if self.sessions.has_bindings() {
+                    self.forget_bindings(at, *token);
+                }
             }
-            Event::Cleared { cause, except } => {
-                let ended = at.lock_mut().map_or(0, |lock| {
-                    let of_owner = |owner: &Owner| {
-                        Mode::ALL.iter().filter(|mode| lock.hold(owner.as_slice(), **mode).is_some()).count()
-                    };
-                    lock.holds().len().saturating_sub(except.as_ref().map_or(0, of_owner))
-                });
-                self.count_end(at, *cause, ended as u64);
-            }
+            Event::Cleared { cause, except } => self.forget_cleared(at, *cause, except.as_ref()),
             _ => {}
         }
         let name = self.name(at);
@@ -95,6 +91,21 @@ impl Engine {
         *counter = counter.saturating_add(holds);
     }
 
+    /// Counts and unbinds the holds that end together, all except those of one owner.
+    fn forget_cleared(&mut self, at: &At<'_, '_, impl Keyspace>, cause: EndCause, except: Option<&Owner>) {
+        let Some(lock) = at.lock() else {
+            return;
+        };
+        let mut ended = 0_u64;
+        for hold in lock.holds().iter().filter(|hold| Some(hold.owner()) != except) {
+            ended = ended.saturating_add(1);
+            for client in hold.clients() {
+                self.sessions.unbind(&Binding { client: *client, token: hold.token(), key: at.key().to_key() });
+            }
+        }
+        self.count_end(at, cause, ended);
+    }
+
     #[inline(always)]
     fn forget_bindings(&mut self, at: &At<'_, '_, impl Keyspace>, token: u64) {
         if let Some(lock) = at.lock() {
@@ -107,26 +118,10 @@ impl Engine {
     /// Applies an event to the value and to the copy of its holders.
     #[inline(always)]
     fn apply(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
-        match name.filter(|name| self.registry.len_under(*name) > 0) {
-            None => self.change_value(keys, id, name, event),
-            Some(waited_for) => self.change_and_note(keys, id, waited_for, event),
-        }
-    }
-
-    #[inline(never)]
-    fn change_and_note(&mut self, keys: &mut impl Keyspace, id: KeyId, name: NameId, event: Event) {
-        self.change_value(keys, id, Some(name), event.clone());
-        self.update_holders(keys, id, name, &event);
-    }
-
-    #[inline(always)]
-    fn change_value(&mut self, keys: &mut impl Keyspace, id: KeyId, name: Option<NameId>, event: Event) {
+        let waited_for = name.filter(|name| self.registry.len_under(*name) > 0);
+        let noted = waited_for.map(|name| (name, event.clone()));
         match keys.lock_mut(id) {
-            Some(lock) => {
-                if let Some(leftovers) = lock.apply(event) {
-                    self.backlog.push_leftovers(keys.key(id).to_key(), leftovers);
-                }
-            }
+            Some(lock) => lock.apply(event),
             None => {
                 if let (Some(kind), Value::Vacant) = (event.creates(), keys.value(id)) {
                     let mut lock = Lock::new(kind, 1);
@@ -135,6 +130,9 @@ impl Engine {
                     self.recheck_other_kinds(name, kind);
                 }
             }
+        }
+        if let Some((name, event)) = noted {
+            self.update_holders(keys, id, name, &event);
         }
     }
 

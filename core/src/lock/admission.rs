@@ -11,7 +11,8 @@
 //! | | otherwise | [`Decision::Wait`] |
 //!
 //! A lock has room for an exclusive or WRITE hold if no other owner holds it, for a READ hold if no
-//! other owner holds WRITE, and for permits if enough are free. Expired leases do not count.
+//! other owner holds WRITE, and for permits if enough are free. Expired leases do not count. No lock
+//! has more than [`MAX_HOLDERS`](super::MAX_HOLDERS) holders.
 //!
 //! The caller knows the waiters ahead, except on a fair lock, whose queue is part of the value.
 
@@ -158,11 +159,12 @@ fn decided(value: Value<'_>, ahead: Ahead, owner: &[u8], request: &Request, now:
     if request.mode == Mode::Permits && request.count > lock.permits() {
         return Err(Refusal::TooManyPermits { permits: lock.permits() });
     }
-    let has_room = match request.mode {
-        Mode::Exclusive | Mode::Write => !lock.is_held_by_another(owner, now),
-        Mode::Read => !lock.is_written_by_another(owner, now),
-        Mode::Permits => i64::from(request.count) <= lock.available(now),
-    };
+    let has_room = lock.has_room_for_a_holder()
+        && match request.mode {
+            Mode::Exclusive | Mode::Write => !lock.is_held_by_another(owner, now),
+            Mode::Read => !lock.is_written_by_another(owner, now),
+            Mode::Permits => i64::from(request.count) <= lock.available(now),
+        };
     let is_next = match conversion(lock, owner, request, now) {
         Conversion::Downgrade => true,
         Conversion::Upgrade => !ahead.upgrade,

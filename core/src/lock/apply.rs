@@ -3,12 +3,10 @@
 use alloc::boxed::Box;
 use core::mem;
 
-use smallvec::SmallVec;
-
 use super::fair_queue::FairQueue;
-use super::hold::{Hold, Holds};
+use super::hold::Hold;
 use super::hold_index::{HoldIndex, MAX_FEW, MIN_INDEXED};
-use super::{Body, Idle, Leftovers, Lock, Wide};
+use super::{Body, Idle, Lock, Wide};
 use crate::bytes::Owner;
 use crate::event::{Event, Terms};
 use crate::kind::{Kind, Mode};
@@ -44,21 +42,18 @@ impl Lock {
         }
     }
 
-    /// Applies `event`. Total: an event about a missing hold changes nothing. Returns the leftovers
-    /// if they are too many to clean up in one step.
+    /// Applies `event`. Total: an event about a missing hold changes nothing.
     #[inline(always)]
-    pub(crate) fn apply(&mut self, event: Event) -> Option<Leftovers> {
+    pub(crate) fn apply(&mut self, event: Event) {
         match event {
             Event::Granted { owner, mode, token, terms, .. } => {
                 if matches!(self.body, Body::Free) {
                     self.body = Body::Held(Hold::new(owner, mode, token, &terms));
-                    return None;
+                    return;
                 }
-                let displaced = self.displace(&owner, mode);
-                let left = self.leave(&owner);
+                self.displace(&owner, mode);
+                self.leave(&owner);
                 self.push_hold(Hold::new(owner, mode, token, &terms));
-                // At most one of them is set: a lock with a queue has at most one hold to displace.
-                return displaced.or(left);
             }
             Event::Changed { token, terms, .. } => {
                 if let Some(at) = self.position_of_token(token) {
@@ -70,7 +65,7 @@ impl Lock {
                     self.remove_hold(at);
                 }
             }
-            Event::Cleared { except, .. } => return Some(self.clear_holds(except.as_ref())),
+            Event::Cleared { except, .. } => self.remove_holds(|hold| Some(hold.owner()) != except.as_ref()),
             Event::Sized { permits } => {
                 if let Some(capacity) = self.capacity_mut() {
                     capacity.permits = permits;
@@ -81,12 +76,7 @@ impl Lock {
                     capacity.idle = (idle_ms != 0).then_some(Idle { idle_ms, until_us });
                 }
             }
-            // Only a replica that has missed an event has holds here.
-            Event::Removed => {
-                let leftovers = self.clear_holds(None);
-                self.body = Body::Free;
-                return (!leftovers.holds.is_empty()).then_some(leftovers);
-            }
+            Event::Removed => self.body = Body::Free,
             Event::Queued { owner, stay, arrival, request_id, grace_ms, at_head } if self.kind == Kind::Fair => {
                 let place = Place { owner: owner.as_slice(), stay, arrival, request_id, grace_ms };
                 self.widened(|wide| wide.queue.get_or_insert_default().push(place, at_head));
@@ -95,11 +85,10 @@ impl Lock {
             Event::Kept { owner, stay, request_id, grace_ms } => {
                 self.change_queue(|queue| queue.set_stay(owner.as_slice(), stay, request_id, grace_ms));
             }
-            Event::Left { owner, .. } => return self.leave(&owner),
+            Event::Left { owner, .. } => self.leave(&owner),
             Event::QueueExpired => {
-                let queue = self.widened(|wide| wide.queue.take());
+                self.widened(|wide| wide.queue = None);
                 self.narrow();
-                return Some(Leftovers { queue, ..Leftovers::default() });
             }
             Event::Reserved { until_us, .. } => self.change_queue(|queue| queue.reserve(until_us)),
             // `at_us` matters only if a place has its own `GRACE`.
@@ -107,56 +96,25 @@ impl Lock {
                 self.change_queue(|queue| queue.detach_all(until_us, at_us.unwrap_or(0)));
             }
         }
-        None
     }
 
     /// Makes room for a hold: removes the owner's hold in the same mode, and other owners' holds
     /// that exclude it. Such holds exist only on a replica that has missed an event, and in an
     /// invalid payload.
-    fn displace(&mut self, owner: &Owner, mode: Mode) -> Option<Leftovers> {
+    fn displace(&mut self, owner: &Owner, mode: Mode) {
         if let Some(at) = self.position(owner.as_slice(), mode) {
             self.remove_hold(at);
         }
-        let is_in_the_way = |hold: &Hold| hold.owner() != owner && (mode.is_exclusive() || hold.mode().is_exclusive());
-        if self.holds().len() <= MIN_INDEXED {
-            let in_the_way = |lock: &Self| lock.holds().iter().position(is_in_the_way);
-            while let Some(at) = in_the_way(self) {
-                self.remove_hold(at);
-            }
-        } else if mode.is_exclusive() {
-            return Some(self.clear_holds(Some(owner)));
+        if mode.is_exclusive() || self.writer().is_some() {
+            self.remove_holds(|hold| hold.owner() != owner && (mode.is_exclusive() || hold.mode().is_exclusive()));
         }
-        None
     }
 
-    /// Removes all holds, except those of one owner.
-    fn clear_holds(&mut self, except: Option<&Owner>) -> Leftovers {
-        let own = except.map(|owner| self.take_holds_of(owner)).unwrap_or_default();
-        let mut leftovers = Leftovers::default();
-        match mem::replace(&mut self.body, Body::Free) {
-            unheld @ (Body::Free | Body::Unused(_)) => self.body = unheld,
-            Body::Held(hold) => leftovers.holds.push(hold),
-            Body::Wide(mut wide) => {
-                leftovers.holds = mem::take(&mut wide.holds);
-                leftovers.bindings = wide.bindings;
-                leftovers.index = wide.index.take();
-                self.body = Body::Wide(wide);
-            }
+    /// Removes the holds for which `is_meant` is true.
+    fn remove_holds(&mut self, is_meant: impl Fn(&Hold) -> bool) {
+        while let Some(at) = self.holds().iter().position(&is_meant) {
+            self.remove_hold(at);
         }
-        own.into_iter().for_each(|hold| self.push_hold(hold));
-        self.narrow();
-        leftovers
-    }
-
-    /// Removes the holds of one owner. Invariant 4 may not hold afterwards.
-    fn take_holds_of(&mut self, owner: &Owner) -> SmallVec<[Hold; 2]> {
-        let mut taken = SmallVec::new();
-        for mode in Mode::ALL {
-            if let Some(at) = self.position(owner.as_slice(), mode) {
-                taken.extend(self.take_hold(at));
-            }
-        }
-        taken
     }
 
     fn push_hold(&mut self, hold: Hold) {
@@ -167,10 +125,8 @@ impl Lock {
         self.widened(|wide| {
             wide.holds.push(hold);
             match &mut wide.index {
-                Some(index) => index.add(Holds::of_many(&wide.holds), wide.holds.len().saturating_sub(1)),
-                None if wide.holds.len() >= MIN_INDEXED => {
-                    wide.index = Some(HoldIndex::of(Holds::of_many(&wide.holds)))
-                }
+                Some(index) => index.add(&wide.holds, wide.holds.len().saturating_sub(1)),
+                None if wide.holds.len() >= MIN_INDEXED => wide.index = Some(HoldIndex::of(&wide.holds)),
                 None => {}
             }
         });
@@ -185,41 +141,30 @@ impl Lock {
                 change(hold);
                 index.count_in(hold);
             }
-        } else if let Some(hold) = self.hold_mut(at) {
+        } else if let Some(hold) = self.holds_mut().get_mut(at) {
             change(hold);
-        }
-    }
-
-    #[inline]
-    fn remove_hold(&mut self, at: usize) {
-        if let Body::Held(_) = self.body {
-            self.body = Body::Free;
-            return;
-        }
-        self.take_hold(at);
-        if let Body::Wide(wide) = &mut self.body {
-            if wide.holds.len() <= MAX_FEW && wide.index.is_some() {
-                wide.index = None;
-                wide.holds.shrink_to_fit();
-            }
-            self.narrow();
         }
     }
 
     /// Removes a hold. The last hold takes its position, on every server that applies the same
     /// events.
-    fn take_hold(&mut self, at: usize) -> Option<Hold> {
+    #[inline]
+    fn remove_hold(&mut self, at: usize) {
         match &mut self.body {
-            Body::Free | Body::Unused(_) => None,
-            Body::Held(_) => match mem::replace(&mut self.body, Body::Free) {
-                Body::Held(hold) => Some(hold),
-                _ => None,
-            },
+            Body::Free | Body::Unused(_) => {}
+            Body::Held(_) => self.body = Body::Free,
             Body::Wide(wide) => {
                 if let Some(index) = &mut wide.index {
-                    index.remove(Holds::of_many(&wide.holds), at);
+                    index.remove(&wide.holds, at);
                 }
-                wide.holds.swap_remove(at)
+                if at < wide.holds.len() {
+                    wide.holds.swap_remove(at);
+                }
+                if wide.holds.len() <= MAX_FEW && wide.index.is_some() {
+                    wide.index = None;
+                    wide.holds.shrink_to_fit();
+                }
+                self.narrow();
             }
         }
     }
@@ -255,14 +200,7 @@ impl Lock {
         if wide.queue.is_some() || wide.holds.len() > 1 {
             return;
         }
-        let bindings = wide.bindings;
-        self.body = match wide.holds.pop() {
-            Some(mut hold) => {
-                hold.rebase(bindings);
-                Body::Held(hold)
-            }
-            None => Body::Free,
-        };
+        self.body = wide.holds.pop().map_or(Body::Free, Body::Held);
     }
 
     fn change_queue(&mut self, change: impl FnOnce(&mut FairQueue)) {
@@ -273,29 +211,19 @@ impl Lock {
         }
     }
 
-    /// Stores the deadlines of some detached places, see [`FairQueue::settle_some`]. Returns
-    /// whether there are more.
-    pub(crate) fn settle_places(&mut self, count: usize) -> bool {
-        match &mut self.body {
-            Body::Wide(wide) => wide.queue.as_mut().is_some_and(|queue| queue.settle_some(count)),
-            Body::Free | Body::Unused(_) | Body::Held(_) => false,
-        }
-    }
-
-    /// Removes a place. Returns the leftovers of a queue whose last place was removed, if it had
-    /// very many.
-    fn leave(&mut self, owner: &Owner) -> Option<Leftovers> {
+    /// Removes a place.
+    fn leave(&mut self, owner: &Owner) {
         let Body::Wide(wide) = &mut self.body else {
-            return None;
+            return;
         };
-        let queue = wide.queue.as_mut()?;
+        let Some(queue) = &mut wide.queue else {
+            return;
+        };
         queue.remove(owner.as_slice());
-        if !queue.is_empty() {
-            return None;
+        if queue.is_empty() {
+            wide.queue = None;
+            self.narrow();
         }
-        let queue = wide.queue.take().filter(FairQueue::has_retired);
-        self.narrow();
-        queue.map(|queue| Leftovers { queue: Some(queue), ..Leftovers::default() })
     }
 
     /// Shortens what is left of each hold to the longest lease that may run. It may be longer in a
@@ -312,36 +240,5 @@ impl Lock {
                 hold.set_terms(&Terms { deadline_us: now.within(terms.deadline_us, longest_ms), ..terms });
             });
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::LeaveCause;
-    use crate::place::Stay;
-
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of places")]
-    fn last_of_many_places_returns_the_queue_as_leftovers() {
-        const MANY: u32 = 10_000;
-        let mut lock = Lock::new(Kind::Fair, 1);
-        let owner = |number: u32| Owner::from(number.to_le_bytes().as_slice());
-        for number in 0..MANY {
-            let (owner, stay) = (owner(number), Stay::Connected);
-            lock.apply(Event::Queued {
-                owner,
-                stay,
-                arrival: u64::from(number),
-                request_id: None,
-                grace_ms: None,
-                at_head: false,
-            });
-        }
-        for number in 0..MANY {
-            let leftovers = lock.apply(Event::Left { owner: owner(number), cause: LeaveCause::Expired });
-            assert_eq!(leftovers.is_some_and(|left| left.queue.is_some()), number == MANY - 1);
-        }
-        assert!(lock.is_disposable());
     }
 }

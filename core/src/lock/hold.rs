@@ -4,12 +4,11 @@
 //! numbered request, session or note. They take 72 bytes if the owner's name has up to 38 bytes.
 
 use alloc::boxed::Box;
-use core::fmt;
 
 use smallvec::SmallVec;
 
 use crate::bytes::Owner;
-use crate::collections::{Chunked, Optional};
+use crate::collections::Optional;
 use crate::event::{Note, Phase, Terms};
 use crate::kind::Mode;
 use crate::request::RequestMark;
@@ -18,9 +17,6 @@ use crate::time::{MAX_LEASE_MS, Now, US_PER_MS};
 /// The most connections that a hold is bound to. One more replaces the least recently bound one, so
 /// that renewals over a pool of any size use bounded memory.
 pub(crate) const MAX_BOUND_CLIENTS: usize = 8;
-
-/// How many expired or ended entries a listing skips to find live ones.
-pub(crate) const MAX_SKIPPED: usize = 1000;
 
 /// An owner's claim on a lock in one mode.
 #[derive(Debug)]
@@ -62,9 +58,6 @@ struct Extras {
     /// The connections that the hold is bound to, the most recently bound last. Never saved, and
     /// not part of a copy.
     clients: SmallVec<[u64; 1]>,
-    /// The generation of the lock's bindings (see `Lock::unbind_all`) in which `clients` were
-    /// bound.
-    bound_in: u32,
     count_high: u16,
 }
 
@@ -74,7 +67,7 @@ impl Extras {
         let [_, count_high] = halves(terms.count);
         let note = terms.note.clone().map(Box::new);
         let (request, session_ms) = (terms.request, terms.session_ms.into());
-        Self { request, session_ms, note, clients: SmallVec::new(), bound_in: 0, count_high }
+        Self { request, session_ms, note, clients: SmallVec::new(), count_high }
     }
 
     fn are_needed(terms: &Terms) -> bool {
@@ -123,8 +116,8 @@ impl Hold {
         let wanted = Extras::of(terms);
         match &mut self.extras {
             Some(extras) => {
-                let (clients, bound_in) = (core::mem::take(&mut extras.clients), extras.bound_in);
-                **extras = Extras { clients, bound_in, ..wanted };
+                let clients = core::mem::take(&mut extras.clients);
+                **extras = Extras { clients, ..wanted };
             }
             None => self.extras = Some(Box::new(wanted)),
         }
@@ -228,24 +221,17 @@ impl Hold {
         now.left_ms(self.deadline_us)
     }
 
-    /// The connections that the hold is bound to, in the lock's current generation of bindings.
-    pub(crate) fn clients(&self, generation: u32) -> &[u64] {
-        match &self.extras {
-            Some(extras) if extras.bound_in == generation => &extras.clients,
-            _ => &[],
-        }
+    /// The connections that the hold is bound to.
+    pub(crate) fn clients(&self) -> &[u64] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.clients)
     }
 
     /// Binds the hold to a connection, if it has a session. Returns whether this is a new binding,
     /// and the connection whose binding it replaced.
-    pub(crate) fn bind(&mut self, client: u64, generation: u32) -> (bool, Option<u64>) {
+    pub(crate) fn bind(&mut self, client: u64) -> (bool, Option<u64>) {
         let Some(extras) = self.extras.as_mut().filter(|extras| extras.session_ms.get().is_some()) else {
             return (false, None);
         };
-        if extras.bound_in != generation {
-            extras.clients.clear();
-            extras.bound_in = generation;
-        }
         let known = extras.clients.iter().position(|bound| *bound == client);
         if let Some(known) = known {
             extras.clients.remove(known);
@@ -256,13 +242,10 @@ impl Hold {
         (known.is_none(), displaced)
     }
 
-    /// Moves the bindings of a generation to generation 0, and drops others.
-    pub(crate) fn rebase(&mut self, generation: u32) {
+    /// Unbinds the hold from all connections.
+    pub(crate) fn unbind_all(&mut self) {
         if let Some(extras) = &mut self.extras {
-            if extras.bound_in != generation {
-                extras.clients.clear();
-            }
-            extras.bound_in = 0;
+            extras.clients.clear();
         }
     }
 
@@ -287,69 +270,6 @@ impl Hold {
 fn halves(count: u32) -> [u16; 2] {
     let [a, b, c, d] = count.to_le_bytes();
     [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])]
-}
-
-/// The holds of a lock. Their order has no meaning, but is the same on every server.
-#[derive(Clone, Copy)]
-pub struct Holds<'l>(List<'l>);
-
-#[derive(Clone, Copy)]
-enum List<'l> {
-    One(Option<&'l Hold>),
-    Many(&'l Chunked<Hold>),
-}
-
-impl<'l> From<Option<&'l Hold>> for Holds<'l> {
-    fn from(hold: Option<&'l Hold>) -> Self {
-        Self(List::One(hold))
-    }
-}
-
-impl<'l> Holds<'l> {
-    pub(crate) fn of_many(holds: &'l Chunked<Hold>) -> Self {
-        Self(List::Many(holds))
-    }
-
-    /// The number of holds.
-    #[must_use]
-    pub fn len(self) -> usize {
-        match self.0 {
-            List::One(hold) => usize::from(hold.is_some()),
-            List::Many(holds) => holds.len(),
-        }
-    }
-
-    /// Whether there are no holds.
-    #[must_use]
-    pub fn is_empty(self) -> bool {
-        self.len() == 0
-    }
-
-    /// The hold at a position.
-    #[must_use]
-    pub fn get(self, at: usize) -> Option<&'l Hold> {
-        match self.0 {
-            List::One(hold) => hold.filter(|_| at == 0),
-            List::Many(holds) => holds.get(at),
-        }
-    }
-
-    /// Iterates over the holds.
-    pub fn iter(self) -> impl Iterator<Item = &'l Hold> {
-        (0..self.len()).filter_map(move |at| self.get(at))
-    }
-}
-
-impl PartialEq for Holds<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        self.iter().eq(other.iter())
-    }
-}
-
-impl fmt::Debug for Holds<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
 }
 
 #[cfg(test)]
@@ -391,13 +311,11 @@ mod tests {
         };
         let mut hold = Hold::new((&b"o"[..]).into(), Mode::Read, 5, &terms);
         for client in 0..8 {
-            assert_eq!(hold.bind(client, 0), (true, None));
+            assert_eq!(hold.bind(client), (true, None));
         }
-        assert_eq!(hold.bind(0, 0), (false, None));
-        assert_eq!(hold.bind(8, 0), (true, Some(1)));
-        assert_eq!(hold.clients(0), [2, 3, 4, 5, 6, 7, 0, 8]);
-        assert!(hold.clients(1).is_empty() && hold.clone().clients(0).is_empty());
-        assert_eq!(hold.bind(9, 1), (true, None));
-        assert_eq!((hold.clients(1), hold.clients(0)), (&[9][..], &[][..]));
+        assert_eq!(hold.bind(0), (false, None));
+        assert_eq!(hold.bind(8), (true, Some(1)));
+        assert_eq!(hold.clients(), [2, 3, 4, 5, 6, 7, 0, 8]);
+        assert!(hold.clone().clients().is_empty());
     }
 }

@@ -5,13 +5,13 @@
 //!
 //! Invariant: the index matches the list.
 
-use core::cell::Cell;
+use alloc::collections::BTreeMap;
 
 use ahash::RandomState;
 
 use super::hashing::hasher;
-use super::hold::{Hold, Holds};
-use crate::collections::{NameTable, Sum, Tally};
+use super::hold::Hold;
+use crate::collections::{NameTable, bytes_in_set};
 use crate::kind::Mode;
 
 /// With this many holds a lock gets an index.
@@ -25,42 +25,20 @@ pub(crate) struct HoldIndex {
     by_owner: NameTable,
     by_token: NameTable,
     hasher: RandomState,
-    /// The counts of the holds, by (deadline, token).
-    deadlines: Tally,
-    live: Cell<Live>,
-}
-
-/// The holds that expire after `after_us`. [`HoldIndex::live`] advances `after_us`, and subtracts
-/// the holds that have expired since.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Live {
-    after_us: u64,
-    /// The sum of their counts.
-    pub(crate) total: u64,
-    /// Their number.
-    pub(crate) holds: usize,
-}
-
-impl Live {
-    fn add(&mut self, count: u32) {
-        self.total = self.total.saturating_add(u64::from(count));
-        self.holds = self.holds.saturating_add(1);
-    }
-
-    fn subtract(&mut self, ended: Sum) {
-        self.total = self.total.saturating_sub(ended.total);
-        self.holds = self.holds.saturating_sub(ended.entries);
-    }
+    /// The counts of the holds, by deadline and token.
+    deadlines: BTreeMap<(u64, u64), u32>,
+    /// The sum of these counts.
+    total: u64,
 }
 
 impl HoldIndex {
-    pub(crate) fn of(holds: Holds<'_>) -> Self {
+    pub(crate) fn of(holds: &[Hold]) -> Self {
         let mut index = Self {
             by_owner: NameTable::default(),
             by_token: NameTable::default(),
             hasher: hasher(),
-            deadlines: Tally::default(),
-            live: Cell::default(),
+            deadlines: BTreeMap::new(),
+            total: 0,
         };
         for at in 0..holds.len() {
             index.add(holds, at);
@@ -73,7 +51,7 @@ impl HoldIndex {
     }
 
     /// The position of the hold of an owner in a mode.
-    pub(crate) fn find(&self, holds: Holds<'_>, owner: &[u8], mode: Mode) -> Option<usize> {
+    pub(crate) fn find(&self, holds: &[Hold], owner: &[u8], mode: Mode) -> Option<usize> {
         let hash = self.hash(owner, mode);
         let is_it = |at: u32| {
             let hold = holds.get(at as usize);
@@ -83,52 +61,38 @@ impl HoldIndex {
     }
 
     /// The position of the hold with a token.
-    pub(crate) fn find_token(&self, holds: Holds<'_>, token: u64) -> Option<usize> {
+    pub(crate) fn find_token(&self, holds: &[Hold], token: u64) -> Option<usize> {
         let is_it = |at: u32| holds.get(at as usize).is_some_and(|hold| hold.token() == token);
         self.by_token.find(self.hasher.hash_one(token), is_it).map(|at| at as usize)
     }
 
     /// The token of a hold that expires at `now_us` or before.
     pub(crate) fn first_expired(&self, now_us: u64) -> Option<u64> {
-        let (deadline_us, token) = self.deadlines.first()?;
-        (deadline_us <= now_us).then_some(token)
+        self.expired(now_us).next().map(|((_, token), _)| *token)
+    }
+
+    fn expired(&self, now_us: u64) -> impl Iterator<Item = (&(u64, u64), &u32)> {
+        self.deadlines.range(..=(now_us, u64::MAX))
     }
 
     /// The earliest deadline.
     pub(crate) fn first_deadline_us(&self) -> Option<u64> {
-        self.deadlines.first().map(|(deadline_us, _)| deadline_us)
+        self.deadlines.first_key_value().map(|((deadline_us, _), _)| *deadline_us)
     }
 
     /// The latest deadline.
     pub(crate) fn last_deadline_us(&self) -> Option<u64> {
-        self.deadlines.last().map(|(deadline_us, _)| deadline_us)
+        self.deadlines.last_key_value().map(|((deadline_us, _), _)| *deadline_us)
     }
 
-    /// The tokens of the holds that expire after `now_us`, the last to expire first.
-    pub(crate) fn latest_first(&self, now_us: u64) -> impl Iterator<Item = u64> {
-        let latest = self.deadlines.backwards();
-        latest.take_while(move |(deadline_us, _)| *deadline_us > now_us).map(|(_, token)| token)
-    }
-
-    /// The holds that expire after `now_us`.
-    pub(crate) fn live(&self, now_us: u64) -> Live {
-        let mut live = self.live.get();
-        if now_us > live.after_us {
-            self.ended(live.after_us, now_us).for_each(|ended| live.subtract(ended));
-            live.after_us = now_us;
-            self.live.set(live);
-        }
-        live
-    }
-
-    /// The holds that expire after `after_us`, and at `now_us` or before, as a few sums regardless
-    /// of their number.
-    fn ended(&self, after_us: u64, now_us: u64) -> impl Iterator<Item = Sum> {
-        self.deadlines.between((after_us, u64::MAX), (now_us, u64::MAX))
+    /// The sum of the counts of the holds that expire after `now_us`. Visits the expired ones, which
+    /// the engine soon removes.
+    pub(crate) fn live_total(&self, now_us: u64) -> u64 {
+        self.total.saturating_sub(self.expired(now_us).map(|(_, count)| u64::from(*count)).sum())
     }
 
     /// Adds the hold at a position, which was added to the list.
-    pub(crate) fn add(&mut self, holds: Holds<'_>, at: usize) {
+    pub(crate) fn add(&mut self, holds: &[Hold], at: usize) {
         let Some(hold) = holds.get(at) else {
             return;
         };
@@ -140,7 +104,7 @@ impl HoldIndex {
 
     /// Removes the hold at a position, which is about to leave the list; the last hold takes its
     /// position.
-    pub(crate) fn remove(&mut self, holds: Holds<'_>, at: usize) {
+    pub(crate) fn remove(&mut self, holds: &[Hold], at: usize) {
         let (Some(hold), Some(last_at)) = (holds.get(at), holds.len().checked_sub(1)) else {
             return;
         };
@@ -157,36 +121,20 @@ impl HoldIndex {
 
     /// Removes a hold's count before its terms change.
     pub(crate) fn count_out(&mut self, hold: &Hold) {
-        self.deadlines.remove((hold.deadline_us(), hold.token()));
-        let live = self.live.get_mut();
-        if hold.deadline_us() > live.after_us {
-            live.subtract(Sum { entries: 1, total: u64::from(hold.count()) });
-        }
+        self.deadlines.remove(&(hold.deadline_us(), hold.token()));
+        self.total = self.total.saturating_sub(u64::from(hold.count()));
     }
 
     /// Adds a hold's count after its terms changed.
     pub(crate) fn count_in(&mut self, hold: &Hold) {
         self.deadlines.insert((hold.deadline_us(), hold.token()), hold.count());
-        let live = self.live.get_mut();
-        if hold.deadline_us() > live.after_us {
-            live.add(hold.count());
-        }
-    }
-
-    /// Drops a part of the index of removed holds. Returns whether there is more.
-    pub(crate) fn drop_some(&mut self, count: usize) -> bool {
-        self.deadlines.drop_some(count)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.deadlines.len()
+        self.total = self.total.saturating_add(u64::from(hold.count()));
     }
 
     /// The approximate heap bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let tables = self.by_owner.heap_bytes().saturating_add(self.by_token.heap_bytes());
-        tables.saturating_add(self.deadlines.heap_bytes())
+        tables.saturating_add(bytes_in_set::<((u64, u64), u32)>(self.deadlines.len()))
     }
 }
 
@@ -198,35 +146,15 @@ fn to_u32(at: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collections::Chunked;
     use crate::event::Terms;
     use std::collections::BTreeMap;
-
-    #[test]
-    #[cfg_attr(miri, ignore = "thousands of holds")]
-    fn live_count_sums_few_chunks() {
-        const MANY: u32 = 20_000;
-        let mut holds = Chunked::default();
-        for number in 0..MANY {
-            let deadline_us = u64::from(number) / 100 + 1;
-            let terms = Terms::plain(2, deadline_us);
-            let owner = number.to_le_bytes().as_slice().into();
-            holds.push(Hold::new(owner, Mode::Permits, u64::from(number) + 1, &terms));
-        }
-        let index = HoldIndex::of(Holds::of_many(&holds));
-        let before_last_us = u64::from(MANY) / 100 - 1;
-        let looks = index.ended(0, before_last_us).count();
-        assert!(looks < 500, "{looks} sums for {MANY} holds");
-        let Live { total, holds, .. } = index.live(before_last_us);
-        assert_eq!((holds, total), (100, 200));
-    }
 
     /// The index keeps 32 bits of each hash. Two of about 80,000 names share them.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of names")]
     fn owners_with_the_same_half_hash_are_distinguished() {
-        let mut holds = Chunked::default();
-        let empty = HoldIndex::of(Holds::of_many(&holds));
+        let mut holds = Vec::new();
+        let empty = HoldIndex::of(&holds);
         let mut seen = BTreeMap::new();
         let (first, second) = (0_u32..)
             .find_map(|owner| {
@@ -236,8 +164,8 @@ mod tests {
         assert!(second > 1_000, "the names before it have different hashes");
         let terms = Terms::plain(1, 1);
         holds.push(Hold::new(first.to_le_bytes().as_slice().into(), Mode::Read, 1, &terms));
-        let index = HoldIndex::of(Holds::of_many(&holds));
-        let found = [first, second].map(|owner| index.find(Holds::of_many(&holds), &owner.to_le_bytes(), Mode::Read));
+        let index = HoldIndex::of(&holds);
+        let found = [first, second].map(|owner| index.find(&holds, &owner.to_le_bytes(), Mode::Read));
         assert_eq!(found, [Some(0), None]);
     }
 }

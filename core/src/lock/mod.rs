@@ -19,9 +19,10 @@ mod hold;
 mod hold_index;
 
 use alloc::boxed::Box;
-use core::{fmt, mem};
+use alloc::vec::Vec;
+use core::{fmt, mem, slice};
 
-use crate::collections::{Alarm, Chunked};
+use crate::collections::Alarm;
 use crate::event::Phase;
 use crate::kind::{Kind, Mode};
 use crate::place::Place;
@@ -29,9 +30,12 @@ use crate::time::Now;
 
 pub use fair_queue::FairQueue;
 pub use hashing::seed_hashing;
-pub(crate) use hold::MAX_SKIPPED;
-pub use hold::{Hold, Holds};
-pub(crate) use hold_index::HoldIndex;
+pub use hold::Hold;
+use hold_index::HoldIndex;
+
+/// The most holders of a lock: a further one waits as for a lock that is held. So the engine may visit
+/// all holds in one step.
+pub const MAX_HOLDERS: usize = 10_000;
 
 /// A lock of any kind.
 pub struct Lock {
@@ -54,15 +58,13 @@ enum Body {
 /// The fields that few locks need.
 #[derive(Clone, Default)]
 struct Wide {
-    holds: Chunked<Hold>,
+    holds: Vec<Hold>,
     /// An index of the holds, if there are many.
     index: Option<HoldIndex>,
     /// The places of a fair lock with waiters.
     queue: Option<FairQueue>,
     /// The capacity of a semaphore.
     capacity: Capacity,
-    /// The generation of the bindings of holds to connections: see [`Lock::unbind_all`].
-    bindings: u32,
 }
 
 /// The number of permits of a semaphore, and its idle time.
@@ -80,18 +82,6 @@ pub struct Idle {
     pub idle_ms: u64,
     /// When it ends, unless a hold begins before.
     pub until_us: u64,
-}
-
-/// Holds with their bindings, and places, that left a lock in one step and are too many to clean up
-/// in one.
-#[derive(Default)]
-#[cfg_attr(test, derive(Clone))]
-pub(crate) struct Leftovers {
-    pub(crate) holds: Chunked<Hold>,
-    /// The generation in which their bindings are valid.
-    pub(crate) bindings: u32,
-    pub(crate) index: Option<HoldIndex>,
-    pub(crate) queue: Option<FairQueue>,
 }
 
 impl Clone for Lock {
@@ -189,47 +179,28 @@ impl Lock {
         }
     }
 
-    /// All holds, including expired ones that were not removed yet.
+    /// All holds, including expired ones that were not removed yet. Their order has no meaning, but is
+    /// the same on every server.
     #[must_use]
-    pub fn holds(&self) -> Holds<'_> {
+    pub fn holds(&self) -> &[Hold] {
         match &self.body {
-            Body::Free | Body::Unused(_) => Holds::from(None),
-            Body::Held(hold) => Holds::from(Some(hold)),
-            Body::Wide(wide) => Holds::of_many(&wide.holds),
+            Body::Free | Body::Unused(_) => &[],
+            Body::Held(hold) => slice::from_ref(hold),
+            Body::Wide(wide) => &wide.holds,
         }
     }
 
-    fn hold_mut(&mut self, at: usize) -> Option<&mut Hold> {
+    fn holds_mut(&mut self) -> &mut [Hold] {
         match &mut self.body {
-            Body::Free | Body::Unused(_) => None,
-            Body::Held(hold) => (at == 0).then_some(hold),
-            Body::Wide(wide) => wide.holds.get_mut(at),
+            Body::Free | Body::Unused(_) => &mut [],
+            Body::Held(hold) => slice::from_mut(hold),
+            Body::Wide(wide) => &mut wide.holds,
         }
     }
 
     /// The holds that have not expired, except one that only keeps the lock closed (`KEEP`).
     pub fn live_holds(&self, now: Now) -> impl Iterator<Item = &Hold> {
         self.holds().iter().filter(move |hold| hold.is_live(now) && hold.phase() != Phase::Kept)
-    }
-
-    /// At most `limit` live holds. If the lock has many more, these are the ones that expire last,
-    /// so the search skips no expired holds.
-    pub fn some_live_holds(&self, now: Now, limit: usize) -> impl Iterator<Item = &Hold> {
-        let is_short = self.holds().len() <= limit.saturating_add(MAX_SKIPPED);
-        let in_list = is_short.then(|| self.live_holds(now));
-        let index = self.index().filter(|_| !is_short);
-        let latest = index.into_iter().flat_map(move |index| index.latest_first(now.mono_us));
-        let latest = latest.filter_map(|token| self.hold_with_token(token));
-        in_list.into_iter().flatten().chain(latest).take(limit)
-    }
-
-    /// The number of live holds.
-    #[must_use]
-    pub fn live_count(&self, now: Now) -> usize {
-        match self.index() {
-            Some(index) => index.live(now.mono_us).holds,
-            None => self.live_holds(now).count(),
-        }
     }
 
     /// The live hold of `owner` in `mode`.
@@ -348,7 +319,7 @@ impl Lock {
     /// value.
     #[must_use]
     pub fn kept(&self, now: Now) -> Option<&Hold> {
-        let hold = self.holds().get(0)?;
+        let hold = self.holds().first()?;
         (hold.phase() == Phase::Kept && hold.is_live(now)).then_some(hold)
     }
 
@@ -369,7 +340,7 @@ impl Lock {
     #[must_use]
     pub fn available(&self, now: Now) -> i64 {
         let used: u64 = match self.index() {
-            Some(index) => index.live(now.mono_us).total,
+            Some(index) => index.live_total(now.mono_us),
             None => self.live_holds(now).map(|hold| u64::from(hold.count())).sum(),
         };
         i64::from(self.permits()).saturating_sub(i64::try_from(used).unwrap_or(i64::MAX))
@@ -377,22 +348,17 @@ impl Lock {
 
     /// Whether an owner other than `owner` has a live hold. A kept lock is closed to all owners.
     fn is_held_by_another(&self, owner: &[u8], now: Now) -> bool {
-        match self.index() {
-            // An owner has few holds, so the search for another owner's ends soon.
-            Some(index) => {
-                let mut live = index.latest_first(now.mono_us).filter_map(|token| self.hold_with_token(token));
-                live.any(|hold| hold.owner().as_slice() != owner)
-            }
-            None => self.kept(now).is_some() || self.live_holds(now).any(|hold| hold.owner().as_slice() != owner),
-        }
+        self.kept(now).is_some() || self.live_holds(now).any(|hold| hold.owner().as_slice() != owner)
     }
 
-    /// The WRITE hold, live or not. A lock with many holds has none (invariant 3).
+    /// The WRITE hold, live or not. Its owner has all holds (invariant 3), one in each mode at most.
     pub(crate) fn writer(&self) -> Option<&Hold> {
-        match self.index() {
-            Some(_) => None,
-            None => self.holds().iter().find(|hold| hold.mode() == Mode::Write),
-        }
+        self.holds().iter().take(Mode::ALL.len()).find(|hold| hold.mode() == Mode::Write)
+    }
+
+    /// Whether there is room for one more holder.
+    fn has_room_for_a_holder(&self) -> bool {
+        self.holds().len() < MAX_HOLDERS
     }
 
     /// Whether an owner other than `owner` has a live WRITE hold.
@@ -410,7 +376,7 @@ impl Lock {
         let wide = match &self.body {
             Body::Free | Body::Unused(_) | Body::Held(_) => 0,
             Body::Wide(wide) => size_of::<Wide>()
-                .saturating_add(wide.holds.heap_bytes())
+                .saturating_add(wide.holds.capacity().saturating_mul(size_of::<Hold>()))
                 .saturating_add(wide.index.as_ref().map_or(0, HoldIndex::heap_bytes))
                 .saturating_add(wide.queue.as_ref().map_or(0, FairQueue::heap_bytes)),
         };

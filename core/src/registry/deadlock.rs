@@ -29,7 +29,6 @@ use super::names::Holder;
 use super::owners::{Holding, Wait};
 use super::positions::{NameId, OwnerId, Position};
 use super::waiter::Waiter;
-use crate::alarms::Alarms;
 use crate::kind::Mode;
 use crate::request::WaitEdge;
 use crate::time::Now;
@@ -52,18 +51,11 @@ pub(crate) enum Outcome {
 
 /// Looks for a cycle through the edges of a waiter, in at most `steps_left` steps. `ends` are
 /// requests of its owner that are about to end. Returns the number of steps, too.
-pub(crate) fn search(
-    registry: &Registry,
-    alarms: &Alarms,
-    ticket: u64,
-    ends: &[u64],
-    now: Now,
-    steps_left: u32,
-) -> (Outcome, u32) {
+pub(crate) fn search(registry: &Registry, ticket: u64, ends: &[u64], now: Now, steps_left: u32) -> (Outcome, u32) {
     let Some(waiter) = registry.get(ticket) else {
         return (Outcome::NoCycle, 0);
     };
-    let graph = Graph { registry, alarms, me: waiter.owner, ticket, ends, now, steps_left };
+    let graph = Graph { registry, me: waiter.owner, ticket, ends, now, steps_left };
     let me = registry.owners.get(waiter.owner).filter(|me| me.is_waited_for());
     let Some(me) = me.filter(|_| graph.makes_edges(ticket, waiter)) else {
         return (Outcome::NoCycle, 0);
@@ -105,7 +97,6 @@ fn meet(graph: Graph<'_>, from_request: Direction, steps: &mut u32) -> Option<Ou
 #[derive(Clone, Copy)]
 struct Graph<'a> {
     registry: &'a Registry,
-    alarms: &'a Alarms,
     me: OwnerId,
     /// The request to search for.
     ticket: u64,
@@ -296,7 +287,7 @@ impl<'a> Walk<'a> {
 
     /// Visits the edges of a request.
     fn expand_wait(&mut self, node: usize, owner: OwnerId, name: NameId, mode: Mode, position: Position) {
-        if !self.graph.registry.knows_holders(name, self.graph.alarms) {
+        if !self.graph.registry.knows_holders(name) {
             return;
         }
         let done = self.queues.get(&name.0).copied();
@@ -340,7 +331,7 @@ impl<'a> Walk<'a> {
         let holding = queues.owners.get(self.owner(node)?)?.holdings.first_from(after)?;
         let Holding { name, token } = holding;
         self.todo.push(Task::Holds { node, after: Bound::Excluded(holding) });
-        if !self.graph.registry.knows_holders(name, self.graph.alarms) {
+        if !self.graph.registry.knows_holders(name) {
             return None;
         }
         let holder = queues.names.get(name)?.next_holder(token.saturating_sub(1))?;

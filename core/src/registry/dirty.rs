@@ -49,16 +49,6 @@ impl Dirty {
             && self.gone.is_empty()
     }
 
-    /// Takes out the events that belong to the value, and move with it to another name.
-    pub(crate) fn take_of_value(&mut self) -> Self {
-        Self {
-            undone: core::mem::take(&mut self.undone),
-            unbound: core::mem::take(&mut self.unbound),
-            gone: core::mem::take(&mut self.gone),
-            ..Self::default()
-        }
-    }
-
     /// Adds later events.
     pub(crate) fn merge(&mut self, mut later: Self) {
         self.imported |= later.imported;
@@ -91,8 +81,6 @@ pub(crate) enum Stage {
     Holders(Option<Position>),
     /// Returns the connected waiters of a fair lock to its queue, in the old order.
     Places(Option<Position>),
-    /// Stores the deadlines of detached places.
-    PlaceDeadlines,
 }
 
 /// The capacity that an empty list keeps.
@@ -186,7 +174,7 @@ mod tests {
         Dirty {
             imported: true,
             replaced: true,
-            review: Some(Review { stage: Stage::PlaceDeadlines, imported: true }),
+            review: Some(Review { stage: Stage::Places(None), imported: true }),
             sessions_kept: [3].into(),
             undone: vec![(1, 7)],
             unbound: vec![(1, 7)],
@@ -200,13 +188,6 @@ mod tests {
         let Dirty { imported, replaced, review, sessions_kept, undone, unbound, gone, offers } = dirty;
         let [imported, replaced, review] = [*imported, *replaced, review.is_some()].map(usize::from);
         ([undone.len(), unbound.len(), gone.len()], [imported, replaced, review, sessions_kept.len(), offers.len()])
-    }
-
-    #[test]
-    fn events_of_a_value_move_with_it_and_the_rest_stays() {
-        let mut dirty = full();
-        let taken = dirty.take_of_value();
-        assert_eq!((counts(&taken), counts(&dirty)), (([1; 3], [0; 5]), ([0; 3], [1; 5])));
     }
 
     #[test]

@@ -1,24 +1,18 @@
 //! The copy of the holders beside each queue, for the deadlock search.
 
-use core::ops::Bound;
-
 use super::Registry;
-use super::names::{Holder, NameRecord};
+use super::names::Holder;
 use super::owners::Holding;
 use super::positions::{NameId, OwnerId};
 use super::waiter::Waiter;
-use crate::alarms::Alarms;
 use crate::kind::Mode;
 use crate::time::Now;
 
 impl Registry {
-    /// Adds or updates a holder under a name with waiters, if there is room for it.
+    /// Adds or updates a holder under a name with waiters.
     pub(crate) fn set_holder(&mut self, name: NameId, owner: &[u8], token: u64, mode: Mode, deadline_us: u64) {
         let owner = self.owners.intern(owner);
         let holder = Holder { token, owner, mode, deadline_us };
-        let has_room =
-            |record: &NameRecord| record.has_room(false) || record.has_room(self.wait_of(owner, name).is_some());
-        let has_room = self.names.get(name).is_some_and(has_room);
         let Some(record) = self.names.get_mut(name) else {
             return self.owners.tidy(owner);
         };
@@ -28,8 +22,7 @@ impl Registry {
                     *known = holder;
                 }
             }
-            Err(at) if has_room => record.holders.insert(at, holder),
-            Err(_) => return self.owners.tidy(owner),
+            Err(at) => record.holders.insert(at, holder),
         }
         if let Some(record) = self.owners.get_mut(owner) {
             record.holdings.insert(Holding { name, token });
@@ -60,9 +53,8 @@ impl Registry {
     }
 
     /// Whether the copy of the holders of a name is correct.
-    pub(crate) fn knows_holders(&self, name: NameId, alarms: &Alarms) -> bool {
-        let record = self.names.get(name);
-        record.is_some_and(|record| record.knows_holders && !self.is_behind(name, alarms))
+    pub(crate) fn knows_holders(&self, name: NameId) -> bool {
+        self.names.get(name).is_some_and(|record| record.knows_holders)
     }
 
     /// The copy of the holders of a name, in token order.
@@ -89,22 +81,6 @@ impl Registry {
             record.holdings.remove(Holding { name, token });
         }
         Some(owner)
-    }
-
-    /// Removes the holds of an owner that no longer waits under a name from the copy, since they
-    /// take up the room for waiting holders.
-    pub(super) fn forget_holds_of(&mut self, name: NameId, owner: OwnerId) {
-        if self.wait_of(owner, name).is_some() {
-            return;
-        }
-        for _ in Mode::ALL {
-            let from = Bound::Included(Holding { name, token: 0 });
-            let holding = self.owners.get(owner).and_then(|record| record.holdings.first_from(from));
-            let Some(Holding { token, .. }) = holding.filter(|holding| holding.name == name) else {
-                return;
-            };
-            self.take_holder(name, token);
-        }
     }
 
     /// Drops the copy of the holders, which are unknown from then on.

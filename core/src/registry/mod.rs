@@ -20,8 +20,7 @@
 //! 2. A waiter has an alarm in `timeouts` exactly if its wait has a time limit.
 //! 3. A notified waiter is in `notified`, under the connection that asked.
 //! 4. An owner's `followed` is the number of its waits that are not the last in their queue.
-//! 5. The holders of a name are those of the value under its key (some of them, if there are very
-//!    many), unless `knows_holders` is false. Each is among its owner's holdings. A name without
+//! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its owner's holdings. A name without
 //!    waiters has no holders.
 //! 6. A name has a record exactly as long as it has a waiter, is dirty, or has pending grants.
 
@@ -43,7 +42,6 @@ pub(crate) use self::dirty::{Dirty, Review, Stage};
 pub(crate) use self::inspection::NameView;
 #[cfg(test)]
 pub(crate) use self::names::Holder;
-pub(crate) use self::names::MAX_COPIED;
 pub(crate) use self::positions::{NameId, Position, Rank};
 pub(crate) use self::queues::Left;
 pub(crate) use self::waiter::{Entrant, RequestNames, Waiter};
@@ -55,7 +53,6 @@ use ahash::RandomState;
 use self::names::{NameRecord, Names};
 use self::notified::Notified;
 use self::owners::Owners;
-use crate::alarms::Alarms;
 use crate::bytes::KeyRef;
 use crate::collections::{Deadlines, Slots, bytes_in_set};
 use crate::kind::{Kind, PerKind};
@@ -112,8 +109,8 @@ impl Registry {
     }
 
     /// Finds the name of a key or adds it. A new name is idle: see [`Registry::tidy`].
-    pub(crate) fn intern(&mut self, key: KeyRef<'_>, generation: u32) -> NameId {
-        self.names.intern(key, generation)
+    pub(crate) fn intern(&mut self, key: KeyRef<'_>) -> NameId {
+        self.names.intern(key)
     }
 
     /// Forgets a name if it is idle.
@@ -131,16 +128,28 @@ impl Registry {
         self.names.in_slot(slot)
     }
 
-    /// Whether a name was last reconciled in an earlier generation of its database.
-    pub(crate) fn is_behind(&self, name: NameId, alarms: &Alarms) -> bool {
-        self.names.get(name).is_some_and(|record| record.generation < alarms.generation(record.key().db))
+    /// The values of some databases may have changed without one of our commands: their names are
+    /// behind, and their holders unknown, until their keys are reconciled. Visits every name.
+    pub(crate) fn renew(&mut self, has_changed: impl Fn(u32) -> bool) {
+        let mut slot = 0;
+        while let Some(name) = self.names.in_slot(slot) {
+            if let Some(record) = name.and_then(|name| self.names.get_mut(name))
+                && has_changed(record.key().db)
+            {
+                (record.is_behind, record.knows_holders) = (true, false);
+            }
+            slot = slot.saturating_add(1);
+        }
     }
 
-    /// Sets the generation in which a name was last reconciled.
-    pub(crate) fn set_generation(&mut self, name: NameId, generation: u32) {
-        if let Some(record) = self.names.get_mut(name) {
-            record.generation = generation;
-        }
+    /// Whether a name is behind: see [`Registry::renew`].
+    pub(crate) fn is_behind(&self, name: NameId) -> bool {
+        self.names.get(name).is_some_and(|record| record.is_behind)
+    }
+
+    /// The key of a name is reconciled now. Returns whether the name was behind.
+    pub(crate) fn take_behind(&mut self, name: NameId) -> bool {
+        self.names.get_mut(name).is_some_and(|record| core::mem::take(&mut record.is_behind))
     }
 
     /// Sets whether a name has pending grants.
@@ -212,45 +221,6 @@ impl Registry {
         self.names.free_some();
         self.owners.free_some();
     }
-
-    /// Checks the invariants.
-    #[cfg(test)]
-    pub(crate) fn assert_consistent(&self) {
-        let (mut in_queues, mut holders, mut waits, mut holdings) = (0, 0, 0, 0);
-        for (name, record) in self.names.iter() {
-            in_queues += record.queue.len();
-            holders += record.holders.len();
-            assert!(!record.queue.is_empty() || record.holders.is_empty());
-            for position in record.queue.iter() {
-                let waiter = self.get(position.ticket).expect("a waiter");
-                assert!(waiter.names.contains(&name) && waiter.position(position.ticket) == position);
-            }
-        }
-        for (id, owner) in self.owners.iter() {
-            waits += owner.waits.len();
-            holdings += owner.holdings.len();
-            assert!(owner.waits.len() + owner.holdings.len() > 0, "an owner waits or holds");
-            let mut followed = 0;
-            let names: Vec<_> = owner.waits.iter().map(|wait| wait.name).collect();
-            assert!(names.is_sorted_by(|name, next| name < next), "one request under each name: {names:?}");
-            for wait in owner.waits.iter() {
-                assert_eq!(self.get(wait.position.ticket).expect("a waiter").owner, id);
-                followed +=
-                    u32::from(self.names.next_in_queue(wait.name, core::ops::Bound::Excluded(wait.position)).is_some());
-            }
-            assert_eq!(owner.followed, followed);
-        }
-        let (mut waiting, mut waited_for, mut alarms) = (0, 0, 0);
-        for (_, (_, waiter)) in self.tickets.iter() {
-            waiting += 1;
-            waited_for += waiter.names.len();
-            alarms += usize::from(waiter.alarm != crate::collections::Alarm::NONE);
-        }
-        assert_eq!((waiting, alarms, holdings), (self.waiting, self.timeouts.len(), holders));
-        assert_eq!((in_queues, waits), (waited_for, waited_for));
-        let notified = self.tickets.iter().filter(|(_, (_, waiter))| waiter.notice().is_some());
-        assert_eq!(notified.count(), self.notified.len());
-    }
 }
 
 #[cfg(test)]
@@ -279,7 +249,7 @@ mod tests {
             for number in 0..MANY {
                 let bytes = |number: u32| std::format!("{number:020}");
                 let key = bytes(number % names);
-                let name = queues.names.intern(KeyRef { name: key.as_bytes(), db: 0 }, 0);
+                let name = queues.names.intern(KeyRef { name: key.as_bytes(), db: 0 });
                 let request = Request {
                     verb: Verb::Acquire,
                     kind: Kind::Mutex,

@@ -18,10 +18,6 @@ use crate::collections::{NameTable, Slots, SmallSet};
 use crate::kind::{Kind, Mode, PerKind};
 use crate::time::Now;
 
-/// The most holders beside a queue: adding them all, or forgetting them all, is one step and must
-/// not take long. Up to as many more fit if they wait in the queue themselves.
-pub(crate) const MAX_COPIED: usize = 1024;
-
 /// A holder under a name with waiters: a copy from the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
@@ -46,8 +42,7 @@ pub(super) struct NameRecord {
     pub(super) queue: SmallSet<Position>,
     /// The number of waiters for each kind.
     kinds: PerKind<u32>,
-    /// In token order. Correct while `knows_holders`, and complete except for locks with very many
-    /// holders: see `engine/holders.rs`.
+    /// In token order. Correct while `knows_holders`.
     pub(super) holders: SmallVec<[Holder; 1]>,
     pub(super) knows_holders: bool,
     /// Connected waiters are retaking their places in a new value, in parts.
@@ -56,8 +51,8 @@ pub(super) struct NameRecord {
     pub(super) dirty: Option<Box<Dirty>>,
     /// It is in the registry's list of dirty names.
     pub(super) is_listed: bool,
-    /// The generation of its database in which it was last reconciled: see `databases.rs`.
-    pub(super) generation: u32,
+    /// Its value may have changed without one of our commands: see `Registry::renew`.
+    pub(super) is_behind: bool,
     /// Holds of its key have pending grants.
     pub(super) has_pending: bool,
 }
@@ -97,12 +92,6 @@ impl NameRecord {
     pub(super) fn next_holder(&self, after: u64) -> Option<Holder> {
         let at = self.holders.partition_point(|holder| holder.token <= after);
         self.holders.get(at).copied()
-    }
-
-    /// Whether there is room for one more holder. `waits_here`: it waits in the queue itself.
-    pub(super) fn has_room(&self, waits_here: bool) -> bool {
-        let room = if waits_here { MAX_COPIED.saturating_mul(2) } else { MAX_COPIED };
-        self.holders.len() < room
     }
 
     pub(super) fn holder_mut(&mut self, token: u64) -> Option<&mut Holder> {
@@ -155,7 +144,7 @@ impl Names {
     }
 
     /// Finds a record, or creates one that is idle: see [`Names::tidy`].
-    pub(super) fn intern(&mut self, key: KeyRef<'_>, generation: u32) -> NameId {
+    pub(super) fn intern(&mut self, key: KeyRef<'_>) -> NameId {
         if let Some(known) = self.find(key) {
             return known;
         }
@@ -168,7 +157,7 @@ impl Names {
             is_rejoining: false,
             dirty: None,
             is_listed: false,
-            generation,
+            is_behind: false,
             has_pending: false,
         }));
         self.by_key.insert(self.hasher.hash_one(key), number);

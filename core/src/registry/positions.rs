@@ -4,11 +4,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NameId(pub(super) u32);
 
-#[cfg(test)]
-impl NameId {
-    pub(crate) const FIRST: Self = Self(0);
-}
-
 /// The rank of a waiter. A smaller rank is served earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {

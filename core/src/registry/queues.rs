@@ -3,7 +3,6 @@
 use core::ops::Bound;
 
 use super::Registry;
-use super::names::MAX_COPIED;
 use super::owners::Wait;
 use super::positions::{NameId, OwnerId, Position, Rank};
 use super::waiter::{Entrant, Waiter, until_us};
@@ -160,13 +159,11 @@ impl Registry {
         let position = waiter.position(ticket);
         for name in &waiter.names {
             self.unqueue(*name, position, waiter.owner, waiter.request().kind);
-            if let Some(record) = self.names.get_mut(*name) {
-                if record.queue.is_empty() {
-                    record.is_rejoining = false;
-                    self.forget_holders(*name);
-                } else if record.holders.len() > MAX_COPIED {
-                    self.forget_holds_of(*name, waiter.owner);
-                }
+            if let Some(record) = self.names.get_mut(*name)
+                && record.queue.is_empty()
+            {
+                record.is_rejoining = false;
+                self.forget_holders(*name);
             }
         }
     }

@@ -178,7 +178,7 @@ impl World {
     pub fn publish(&mut self, is_heard: bool) {
         for (ticket, _) in std::mem::take(&mut self.unpublished) {
             if is_heard {
-                self.engine.published(ticket);
+                self.engine.confirm_ticket(ticket);
             } else {
                 self.engine.nobody_listened(ticket);
             }
@@ -258,7 +258,7 @@ impl World {
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &out);
             match next {
-                Some(key) => self.on(&[key], None, |engine, tx| engine.run_job(tx)),
+                Some(job) => self.on(core::slice::from_ref(&job.key), None, |engine, tx| engine.run_job(tx, &job)),
                 None if self.engine.next_timeout_us().is_some_and(|at_us| at_us <= self.now.mono_us) => {}
                 None => break,
             }

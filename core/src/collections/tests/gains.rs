@@ -1,7 +1,7 @@
 //! Measures each collection against the ordinary one that would replace it: `make
 //! bench-collections`.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use std::{
     println,
     time::{Duration, Instant},
@@ -136,19 +136,6 @@ fn measure() {
             });
             allocated.bytes_total as f64
         },
-    );
-    let mut tally = Tally::default();
-    let mut counts = BTreeMap::new();
-    for number in 0..MANY {
-        tally.insert((u64::from(number), 0), 1);
-        counts.insert((u64::from(number), 0), 1);
-    }
-    let half = u64::from(MANY / 2);
-    compare(
-        "`Tally`: sum of half a million counts, µs",
-        "`BTreeMap`",
-        || mean(10, |_| assert_eq!(tally.between((0, 0), (half, 0)).map(|sum| sum.total).sum::<u64>(), half)),
-        || mean(10, |_| assert_eq!(counts.range((1, 0)..=(half, 0)).map(|(_, count)| count).sum::<u64>(), half)),
     );
     compare("`Optional`: bytes", "`Option<u64>`", || size_of::<Optional>() as f64, || size_of::<Option<u64>>() as f64);
 }

@@ -32,7 +32,7 @@ fn half_reviewed() -> (Crowded, Key) {
 }
 
 fn live(crowded: &Crowded, lock: &Key) -> usize {
-    crowded.world.lock(lock).map_or(0, |lock| lock.live_count(crowded.world.now))
+    crowded.world.lock(lock).map_or(0, |lock| lock.live_holds(crowded.world.now).count())
 }
 
 fn renew(crowded: &mut Crowded, lock: &Key, owner: &str) -> u64 {
@@ -51,7 +51,7 @@ fn is_held(crowded: &Crowded, lock: &Key, owner: &str) -> bool {
 
 /// The owner of the hold that the review visits last.
 fn last_reviewed(crowded: &Crowded, lock: &Key) -> std::string::String {
-    let first = crowded.world.lock(lock).unwrap().holds().get(0).unwrap().owner().clone();
+    let first = crowded.world.lock(lock).unwrap().holds().first().unwrap().owner().clone();
     std::string::String::from_utf8(first.as_slice().to_vec()).unwrap()
 }
 

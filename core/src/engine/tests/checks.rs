@@ -94,9 +94,7 @@ impl World {
     /// Whether a name is dirty.
     pub(super) fn is_dirty(&self, key: &Key) -> bool {
         let name = self.engine.registry.find(key.borrow());
-        name.is_some_and(|name| {
-            self.engine.registry.dirty(name).is_some() || self.engine.registry.is_behind(name, &self.engine.alarms)
-        })
+        name.is_some_and(|name| self.engine.registry.dirty(name).is_some() || self.engine.registry.is_behind(name))
     }
 
     /// Whether any name is dirty.

@@ -90,8 +90,8 @@ impl Crowded {
             let mut out = Outbox::new(true);
             let next = self.world.engine.next_job(self.world.now, &mut out);
             self.world.take(&[], &out);
-            let Some(key) = next else { break };
-            self.world.transact(&[key], |engine, tx| engine.run_job(tx));
+            let Some(job) = next else { break };
+            self.world.transact(core::slice::from_ref(&job.key), |engine, tx| engine.run_job(tx, &job));
             self.take_offers();
         }
     }

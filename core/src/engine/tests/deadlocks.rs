@@ -322,7 +322,7 @@ fn disturb(world: &mut World, random: &mut Random, moves: bool) {
             let keys = all_keys();
             let key = keys[random.below(keys.len() as u32) as usize].clone();
             let hold = world.lock(&key).and_then(|lock| {
-                let hold = lock.holds().get(0)?;
+                let hold = lock.holds().first()?;
                 Some((lock.kind(), hold.owner().clone(), hold.mode()))
             });
             if let Some((kind, owner, mode)) = hold {

@@ -65,7 +65,7 @@ fn repeated_grant_effect_adds_no_hold() {
     assert_eq!(lock.check(&effect), Ok(()));
     lock.apply(effect);
     assert_eq!(lock.holds().len(), 1);
-    assert_eq!(lock.holds().get(0).unwrap().terms(), terms());
+    assert_eq!(lock.holds().first().unwrap().terms(), terms());
 }
 
 /// A promoted replica never reuses a number of its master, even if its own clock is behind.

@@ -9,70 +9,23 @@ use super::world::key;
 use crate::engine::{Acquired, Engine};
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
-use crate::lock::HoldIndex;
 use crate::outbox::Outbox;
-use crate::request::{Ask, Request};
+use crate::request::Ask;
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn leftovers_of_a_lock_with_many_holders_are_cleaned_up_in_parts() {
+fn holds_that_end_together_leave_no_bindings() {
+    let bindings = |crowded: &Crowded| crowded.world.engine.sessions.bindings().count();
     let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
     crowded.world.pause(LEASE_MS);
     let write = request(Kind::RwLock, Mode::Write, Ask::Try);
     let written = crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"writer", &write));
     assert!(matches!(written, Ok(Acquired::Granted(_))));
-    assert_cleaned_up_in_parts(&mut crowded);
+    assert_eq!(bindings(&crowded), 0);
 
     let (mut crowded, lock) = held(Kind::Semaphore, Mode::Permits, Some(5));
     crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::Semaphore), None)).unwrap();
-    assert_cleaned_up_in_parts(&mut crowded);
-}
-
-fn assert_cleaned_up_in_parts(crowded: &mut Crowded) {
-    let indexed = |crowded: &Crowded| -> usize {
-        let leftovers = crowded.world.engine.backlog.leftovers().iter();
-        leftovers.map(|(_, leftovers)| leftovers.index.as_ref().map_or(0, HoldIndex::len)).sum()
-    };
-    let left = indexed(crowded);
-    assert!(left > MANY / 4, "the command leaves many holds to the timer: {left}");
-    crowded.run_timer();
-    assert_eq!(indexed(crowded), 0);
-    let taken = usize::try_from(crowded.world.engine.budget.taken()).unwrap();
-    assert!(taken > left / 10, "{taken} steps for {left} holds");
-    assert_eq!(crowded.world.engine.sessions.bindings().count(), 0);
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn leftovers_are_dropped_in_parts() {
-    let parts = |crowded: &mut Crowded| {
-        let mut parts = 0;
-        while !crowded.world.engine.backlog.leftovers().is_empty() {
-            crowded.world.engine.begin_turn();
-            crowded.world.engine.clean_up();
-            parts += 1;
-        }
-        parts
-    };
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
-    crowded.world.pause(LEASE_MS);
-    let other = request(Kind::Mutex, Mode::Exclusive, Ask::Try);
-    crowded.command_alone(&[lock], |engine, tx| engine.acquire(tx, b"other", &other)).unwrap();
-    let places = parts(&mut crowded);
-    assert!(places > 10, "{places} parts for the places of a queue");
-
-    // Each lease ends before the earlier ones, so the index has twice the necessary number of
-    // chunks.
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    for owner in 0..MANY {
-        let lease_ms = LEASE_MS + (MANY - owner) as u64;
-        let read = Request { lease_ms, ..request(Kind::RwLock, Mode::Read, Ask::Try) };
-        crowded.acquire(from_ref(&lock), owner, &read).unwrap();
-    }
-    crowded.command_alone(&[lock], |engine, tx| engine.force_release(tx, Some(Kind::RwLock), None)).unwrap();
-    let holds = parts(&mut crowded);
-    assert!(holds > 18, "{holds} parts for holds and their index");
+    assert_eq!(bindings(&crowded), 0);
 }
 
 #[test]
@@ -203,10 +156,11 @@ fn records_of_gone_owners_are_dropped_in_parts() {
         let world = &mut crowded.world;
         world.engine.begin_turn();
         world.engine.end_cut_off(&mut Outbox::new(false));
-        while let Some(key) = world.engine.next_to_observe() {
+        while let Some(job) = world.engine.next_to_observe() {
             let before = gone(&world.engine);
-            let mut open = Open { open: [key].into(), client: None, barred: &world.barred, values: &mut world.values };
-            world.engine.observe(&mut open, KeyId(0));
+            let mut open =
+                Open { open: [job.key.clone()].into(), client: None, barred: &world.barred, values: &mut world.values };
+            world.engine.observe(&mut open, KeyId(0), &job);
             assert!(before - gone(&world.engine) <= parts, "every step is bounded");
         }
     }

@@ -5,13 +5,12 @@ use core::slice::from_ref;
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
-use super::crowd::{Crowded, FOREVER, HOLDER, LEASE_MS, MANY, held, itself, name, request, waiting};
+use super::crowd::{Crowded, FOREVER, HOLDER, MANY, held, itself, name, request, waiting};
 use super::world::{key, releasing};
-use crate::backlog::Sweep;
 use crate::bytes::Key;
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
-use crate::registry::MAX_COPIED;
+use crate::lock::MAX_HOLDERS;
 use crate::request::{Ask, Refusal, Request};
 
 /// The number of holders in the copy beside the queue of a lock.
@@ -29,65 +28,52 @@ fn read_and_waited_for() -> (Crowded, Key) {
     (crowded, lock)
 }
 
-/// A reader releases.
-fn leave(crowded: &mut Crowded, lock: &Key, owner: usize) {
-    let owner = name(owner);
-    let release = releasing(Kind::RwLock, Mode::Read, owner.as_bytes());
-    crowded.command(from_ref(lock), |engine, tx| engine.release(tx, &release)).unwrap();
-}
-
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn few_holders_are_copied_from_a_lock_with_very_many() {
-    let (mut crowded, lock) = read_and_waited_for();
-    assert_eq!(copied(&crowded, &lock), MAX_COPIED);
-    // Once most holders have released, the copy is complete again, and the search finds their
-    // cycles.
-    for left in (0..MANY).rev() {
-        leave(&mut crowded, &lock, MANY - 1 - left);
-        if (1..=MAX_COPIED / 2).contains(&left) {
-            assert_eq!(copied(&crowded, &lock), left, "all {left} holders are known");
-        }
-    }
-    assert_eq!(crowded.world.lock(&lock).unwrap().writer().unwrap().owner().as_slice(), name(HOLDER + 1).as_bytes());
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn waiter_for_a_lock_with_very_many_holders_visits_none() {
-    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
-    crowded.acquire(from_ref(&lock), HOLDER, &request(Kind::RwLock, Mode::Write, FOREVER)).unwrap();
-    assert_eq!(copied(&crowded, &lock), 0);
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn refused_readers_leave_no_copied_holders() {
+fn refused_reader_stays_a_holder_that_is_known() {
     let (mut crowded, lock) = read_and_waited_for();
     let write = request(Kind::RwLock, Mode::Write, FOREVER);
     crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
-    assert_eq!(copied(&crowded, &lock), MAX_COPIED + 1, "a waiting holder is known besides the others");
-    for owner in 0..MANY - 1 {
-        let refused = crowded.acquire(from_ref(&lock), owner, &write);
-        assert!(matches!(refused, Err(Refusal::Deadlock(_))), "{owner} would wait for itself");
-        assert!((MAX_COPIED..=MAX_COPIED + 1).contains(&copied(&crowded, &lock)));
-    }
+    let refused = crowded.acquire(from_ref(&lock), 0, &write);
+    assert!(matches!(refused, Err(Refusal::Deadlock(_))), "it would wait for itself");
+    assert_eq!(copied(&crowded, &lock), MANY);
     crowded.world.engine.registry.assert_consistent();
 }
 
+/// One more holder waits until another one releases.
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn waiting_reader_is_copied_though_the_copy_is_incomplete() {
-    const LEFT: usize = MAX_COPIED - 100;
-    let (mut crowded, lock) = read_and_waited_for();
-    for owner in 0..MANY - LEFT {
-        leave(&mut crowded, &lock, owner);
+fn lock_has_at_most_10000_holders() {
+    for (kind, mode) in [(Kind::RwLock, Mode::Read), (Kind::Semaphore, Mode::Permits)] {
+        let (mut crowded, lock) = held(kind, mode, None);
+        if kind == Kind::Semaphore {
+            crowded.command(from_ref(&lock), |engine, tx| engine.resize_semaphore(tx, u32::MAX)).unwrap();
+        }
+        for owner in MANY..MAX_HOLDERS {
+            let granted = crowded.acquire(from_ref(&lock), owner, &request(kind, mode, Ask::Try));
+            assert!(matches!(granted, Ok(Acquired::Granted(_))), "{kind:?}: {granted:?}");
+        }
+        let one_more = crowded.acquire(from_ref(&lock), MAX_HOLDERS, &request(kind, mode, FOREVER));
+        assert!(matches!(one_more, Ok(Acquired::Waiting(_))), "{kind:?}: {one_more:?}");
+        let again = crowded.acquire(from_ref(&lock), 7, &Request { is_once: true, ..request(kind, mode, Ask::Try) });
+        assert!(matches!(again, Ok(Acquired::Granted(_))), "{kind:?}: {again:?}");
+        let first = name(0);
+        let release = releasing(kind, mode, first.as_bytes());
+        crowded.command(from_ref(&lock), |engine, tx| engine.release(tx, &release)).unwrap();
+        crowded.settle();
+        let lock = crowded.world.lock(&lock).unwrap();
+        assert!(lock.hold(name(MAX_HOLDERS).as_bytes(), mode).is_some(), "{kind:?}");
     }
-    assert_eq!(copied(&crowded, &lock), 0, "the other holders found no room");
-    let write = request(Kind::RwLock, Mode::Write, FOREVER);
-    crowded.acquire(from_ref(&lock), MANY - 1, &write).unwrap();
-    let refused = crowded.acquire(from_ref(&lock), MANY - 2, &write);
-    assert!(matches!(refused, Err(Refusal::Deadlock(_))), "it would wait for itself");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
+fn removed_value_leaves_no_bindings() {
+    let bindings = |crowded: &Crowded| crowded.world.engine.sessions.bindings().count();
+    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
+    assert_eq!(bindings(&crowded), MANY);
+    crowded.world.unlink(&lock);
+    assert_eq!(bindings(&crowded), 0);
 }
 
 #[test]
@@ -99,42 +85,6 @@ fn cleared_readers_block_no_waiter() {
     crowded.settle();
     assert_eq!(crowded.world.lock(&lock).unwrap().writer().unwrap().owner().as_slice(), name(HOLDER + 1).as_bytes());
     assert_eq!(copied(&crowded, &lock), 1, "the other writer waits only for that one");
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn removed_value_visits_few_holds_and_the_sweep_the_rest() {
-    let bindings = |crowded: &Crowded| crowded.world.engine.sessions.bindings().count();
-    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
-    crowded.world.client = Some(1);
-    let bound = Request { session_ms: Some(5), ..request(Kind::RwLock, Mode::Read, Ask::Try) };
-    crowded.acquire(from_ref(&lock), HOLDER, &bound).unwrap();
-    crowded.world.unlink(&lock);
-    assert_eq!(bindings(&crowded), 1, "the last hold is not visited");
-    crowded.settle();
-    assert_eq!(bindings(&crowded), 0);
-
-    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
-    assert_eq!(bindings(&crowded), MANY);
-    crowded.world.unlink(&lock);
-    assert!(bindings(&crowded) > MANY - 100, "a few bindings are dropped at once");
-    crowded.settle();
-    assert_eq!(bindings(&crowded), 0);
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn sweep_of_bindings_restarts_when_another_value_is_removed() {
-    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, Some(5));
-    let other = key("other");
-    crowded.world.client = Some(MANY as u64 + 1);
-    let bound = Request { session_ms: Some(5), ..request(Kind::Mutex, Mode::Exclusive, Ask::Try) };
-    crowded.acquire(from_ref(&other), HOLDER, &bound).unwrap();
-    let of_last = crowded.world.engine.sessions.bindings().last().cloned();
-    crowded.world.engine.backlog.set_sweep(Some(Sweep::Bindings(of_last)));
-    crowded.world.unlink(&lock);
-    crowded.settle();
-    assert_eq!(crowded.world.engine.sessions.bindings().count(), 1);
 }
 
 #[test]
@@ -157,46 +107,6 @@ fn listing_waiters_skips_few_ended_ones() {
     assert!(shown(&crowded, 2).is_empty(), "the waiter is behind thousands that have ended");
     crowded.settle();
     assert_eq!(shown(&crowded, 2), [name(HOLDER + 1).into_bytes()]);
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn listing_holds_skips_few_expired_ones() {
-    let (mut crowded, lock) = held(Kind::RwLock, Mode::Read, None);
-    let live = [HOLDER, HOLDER + 1, HOLDER + 2];
-    for (number, owner) in live.into_iter().enumerate() {
-        let read = request(Kind::RwLock, Mode::Read, Ask::Try);
-        let read = Request { lease_ms: (number as u64 + 2) * LEASE_MS, ..read };
-        crowded.acquire(from_ref(&lock), owner, &read).unwrap();
-    }
-    let shown = |crowded: &Crowded, limit| {
-        let holds = crowded.world.lock(&lock).unwrap().some_live_holds(crowded.world.now, limit);
-        holds.map(|hold| hold.owner().as_slice().to_vec()).collect::<Vec<_>>()
-    };
-    assert_eq!((shown(&crowded, 10).len(), shown(&crowded, 2 * MANY).len()), (10, MANY + 3));
-    crowded.world.pause(LEASE_MS);
-    // A lock with too many holds to visit lists those that expire last.
-    assert_eq!(shown(&crowded, 2), [HOLDER + 2, HOLDER + 1].map(|owner| name(owner).into_bytes()));
-    assert_eq!(shown(&crowded, 10), [HOLDER + 2, HOLDER + 1, HOLDER].map(|owner| name(owner).into_bytes()));
-    assert_eq!(shown(&crowded, MANY), live.map(|owner| name(owner).into_bytes()));
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn listing_places_skips_few_expired_ones() {
-    let (mut crowded, lock) = (Crowded::new(), key("lock"));
-    let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
-    crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
-    crowded.crowd(&lock, itself, &queue(5));
-    crowded.acquire(from_ref(&lock), HOLDER + 1, &queue(LEASE_MS)).unwrap();
-    let shown = |crowded: &Crowded, limit| {
-        let places = crowded.world.lock(&lock).unwrap().queue().unwrap().first_live(crowded.world.now, limit);
-        places.map(|place| place.owner.to_vec()).collect::<Vec<_>>()
-    };
-    assert_eq!(shown(&crowded, 2), [name(0).into_bytes(), name(1).into_bytes()]);
-    crowded.world.pause(5);
-    assert!(shown(&crowded, 2).is_empty(), "the live place is behind thousands that have expired");
-    assert_eq!(shown(&crowded, MANY), [name(HOLDER + 1).into_bytes()]);
 }
 
 #[test]

@@ -325,7 +325,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
         }
         Step::Release { owner, request_id, is_meant, keep_ms } => {
             let owner = name(owner);
-            let hold = world.lock(&lock).and_then(|lock| lock.holds().get(0)).map_or(1, |hold| hold.token());
+            let hold = world.lock(&lock).and_then(|lock| lock.holds().first()).map_or(1, |hold| hold.token());
             let tokens: Vec<u64> =
                 is_meant.map(|is_meant| if is_meant { hold } else { hold + 1 }).into_iter().collect();
             let request = Release {
@@ -451,7 +451,7 @@ proptest! {
             prop_assert_eq!(told, expected, "{:?}", step);
             let expected: Vec<_> = std::mem::take(&mut oracle.ended).into_iter().map(|(_, cause)| cause).collect();
             prop_assert_eq!(ended, expected, "{:?}", step);
-            let held = world.lock(&key("k")).and_then(|lock| lock.holds().get(0).cloned());
+            let held = world.lock(&key("k")).and_then(|lock| lock.holds().first().cloned());
             let state = held.map(|hold| (
                 hold.owner().as_slice().to_vec(),
                 hold.count(),

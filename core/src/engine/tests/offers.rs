@@ -43,7 +43,7 @@ impl Offered {
     }
 
     fn holder(&self, key: &Key) -> Option<&[u8]> {
-        self.world.lock(key).and_then(|lock| lock.holds().get(0)).map(|hold| hold.owner().as_slice())
+        self.world.lock(key).and_then(|lock| lock.holds().first()).map(|hold| hold.owner().as_slice())
     }
 
     /// `first` was granted one of the keys. The request for both keeps waiting, and is granted when

@@ -11,7 +11,6 @@ use super::crowd::{
 };
 use super::keyspace::Value;
 use super::world::{World, key, releasing};
-use crate::budget::Scarcity;
 use crate::bytes::Key;
 use crate::kind::{Kind, Mode};
 use crate::limits::MayGrant;
@@ -107,7 +106,7 @@ fn places_ahead_of_a_live_one_expire_in_parts() {
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn places_of_an_imported_value_are_detached_in_parts() {
+fn places_of_an_imported_value_are_kept_for_the_grace() {
     let (mut crowded, lock) = (Crowded::new(), key("lock"));
     let queue = |life_ms| request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms });
     crowded.acquire(from_ref(&lock), HOLDER, &queue(1)).unwrap();
@@ -115,52 +114,11 @@ fn places_of_an_imported_value_are_detached_in_parts() {
     let value = crowded.world.unlink(&lock).unwrap();
     let other = key("other");
     crowded.world.arrive(&other, value);
-    crowded.run_timer();
-    let taken = usize::try_from(crowded.world.engine.budget.taken()).unwrap();
-    assert!(taken > MANY / 10, "{taken} steps for {MANY} places");
     crowded.settle();
     crowded.advance(5);
     assert_eq!(crowded.world.lock(&other).unwrap().queue().unwrap().len(), MANY, "they are kept for the grace");
     crowded.advance(GRACE_MS);
     assert!(crowded.world.lock(&other).unwrap().queue().is_none());
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn turn_without_budget_stores_few_place_deadlines() {
-    let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
-    crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
-    let value = crowded.world.unlink(&lock).unwrap();
-    crowded.world.arrive(&other, value);
-    let has_more = |crowded: &Crowded| crowded.world.lock(&other).unwrap().clone().settle_places(0);
-    let scarcity = Scarcity { own: 0, shared: 1, search_steps: 100, parts: 1, bindings: 1 };
-    crowded.world.engine.budget.make_scarce(scarcity);
-    for _ in 0..2 {
-        crowded.world.transact(from_ref(&other), |engine, tx| engine.run_job(tx));
-        assert!(has_more(&crowded));
-    }
-    crowded.settle();
-    assert!(!has_more(&crowded));
-}
-
-/// The rest of the turn's budget is too small for more place deadlines, but not used up.
-#[test]
-#[cfg_attr(miri, ignore = "thousands of waiters or holds")]
-fn turn_ends_when_its_budget_is_too_small_for_place_deadlines() {
-    let (mut crowded, lock, other) = (Crowded::new(), key("lock"), key("other"));
-    crowded.crowd(&lock, itself, &request(Kind::Fair, Mode::Exclusive, Ask::Queue { life_ms: 5 }));
-    let value = crowded.world.unlink(&lock).unwrap();
-    crowded.world.arrive(&other, value);
-    let work = &mut crowded.world.engine.budget;
-    work.begin_timer();
-    let allowance = (0..).take_while(|_| work.take(1)).count();
-    crowded.world.engine.begin_turn();
-    let work = &mut crowded.world.engine.budget;
-    work.begin_timer();
-    work.take(u32::try_from(allowance).unwrap() - 7);
-    assert!(!work.is_used_up());
-    crowded.world.transact(from_ref(&other), |engine, tx| engine.run_job(tx));
-    assert!(crowded.world.engine.budget.is_used_up());
 }
 
 #[test]
@@ -261,9 +219,9 @@ fn no_source_of_work_delays_the_others() {
     crowded.count();
     for _ in 0..JOBS {
         let mut out = Outbox::new(true);
-        let next = crowded.world.engine.next_job(crowded.world.now, &mut out).unwrap();
+        let job = crowded.world.engine.next_job(crowded.world.now, &mut out).unwrap();
         crowded.world.take(&[], &out);
-        crowded.world.transact(&[next], |engine, tx| engine.run_job(tx));
+        crowded.world.transact(core::slice::from_ref(&job.key), |engine, tx| engine.run_job(tx, &job));
     }
     crowded.end_turn();
     assert_eq!(

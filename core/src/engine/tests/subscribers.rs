@@ -17,7 +17,7 @@ impl World {
     pub(super) fn publish(&mut self, is_heard: bool) {
         for (ticket, _) in core::mem::take(&mut self.unpublished) {
             if is_heard {
-                self.engine.published(ticket);
+                self.engine.confirm_ticket(ticket);
             } else {
                 self.engine.nobody_listened(ticket);
             }

@@ -203,7 +203,7 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "flush" => world.flush(),
         "flushdb" => world.flush_db(0),
         // A key that another node of the cluster serves, or no node.
-        "postpone" => world.engine.postpone(key(words.at(1)).borrow(), world.now),
+        "postpone" => world.engine.postpone(key(words.at(1)).into(), world.now),
         // The waiter received another answer than its grant.
         "untold" => {
             let ticket = world.ticket(words.at(1).parse().unwrap()).unwrap();
@@ -357,7 +357,7 @@ fn refused(refusal: Refusal) -> String {
 
 /// Sets the count of the hold under a key, for counts that no test can reach one by one.
 fn preset_count(world: &mut World, words: &Words<'_>) {
-    let hold = world.lock(&key(words.at(1))).unwrap().holds().get(0).unwrap().clone();
+    let hold = world.lock(&key(words.at(1))).unwrap().holds().first().unwrap().clone();
     let event = Event::Changed {
         token: hold.token(),
         cause: ChangeCause::Reentered,

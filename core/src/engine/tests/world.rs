@@ -8,7 +8,7 @@ use std::vec::Vec;
 
 use super::keyspace::{Open, Value};
 use crate::bytes::Key;
-use crate::engine::{Engine, Transaction};
+use crate::engine::{Engine, Job, Transaction};
 use crate::event::Event;
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
@@ -247,23 +247,26 @@ impl World {
     }
 
     /// Observes a key on the replica without deciding anything.
-    pub(super) fn observe(&mut self, key: &Key) {
+    pub(super) fn observe(&mut self, job: &Job) {
         let mut open =
-            Open { open: [key.clone()].into(), client: None, barred: &self.barred, values: &mut self.values };
-        self.engine.observe(&mut open, KeyId(0));
+            Open { open: [job.key.clone()].into(), client: None, barred: &self.barred, values: &mut self.values };
+        self.engine.observe(&mut open, KeyId(0), job);
     }
 
     /// Runs the timer of the replica until it has no work.
     pub(super) fn observe_on_replica(&mut self) {
         while self.replica.has_to_observe() {
             self.replica.begin_turn();
-            while let Some(key) = self.replica.next_to_observe() {
-                let mut open =
-                    Open { open: [key].into(), client: None, barred: &self.barred, values: &mut self.replica_values };
-                self.replica.observe(&mut open, KeyId(0));
+            while let Some(job) = self.replica.next_to_observe() {
+                let mut open = Open {
+                    open: [job.key.clone()].into(),
+                    client: None,
+                    barred: &self.barred,
+                    values: &mut self.replica_values,
+                };
+                self.replica.observe(&mut open, KeyId(0), &job);
             }
         }
-        assert!(self.replica.backlog.leftovers().is_empty(), "the replica has cleaned up all leftovers");
         assert!(!self.replica.has_retired(), "and freed all retired memory");
     }
 
@@ -378,8 +381,8 @@ impl World {
             let mut out = Outbox::new(true);
             let next = self.engine.next_job(self.now, &mut out);
             self.take(&[], &out);
-            let Some(key) = next else { break };
-            self.within_turn(&[key], |engine, tx| engine.run_job(tx));
+            let Some(job) = next else { break };
+            self.within_turn(core::slice::from_ref(&job.key), |engine, tx| engine.run_job(tx, &job));
         }
     }
 

@@ -165,9 +165,9 @@ impl World {
             let job = self.engine.next_job(now, &mut out);
             self.spent(started.elapsed());
             self.take(None, &mut out);
-            let Some(key) = job else { return };
-            let lock = self.table.numbers[key.name.as_slice()];
-            self.transact_in_turn(lock, None, |engine, tx| engine.run_job(tx));
+            let Some(job) = job else { return };
+            let lock = self.table.numbers[job.key.name.as_slice()];
+            self.transact_in_turn(lock, None, |engine, tx| engine.run_job(tx, &job));
         }
     }
 
@@ -211,7 +211,7 @@ impl World {
             }
         }
         for told in out.take_answers() {
-            self.engine.published(told.ticket);
+            self.engine.confirm_ticket(told.ticket);
             self.answers.push((told.ticket, told.answer));
         }
     }

@@ -149,8 +149,7 @@ impl<'w> Seen<'w> {
         let alarm = lock.alarm();
         let is_set = engine.alarms.is_of(alarm, key);
         self.time(if is_set { engine.alarms.at_us(alarm) } else { None });
-        let generation = engine.alarms.generation(key.db);
-        self.word(is_set && engine.alarms.reconciled_in(alarm) == Some(generation));
+        self.word(engine.alarms.is_behind(alarm, key));
         if let Some(queue) = lock.queue() {
             self.word(queue.len() as u64);
             self.time(queue.reserved_until_us());
@@ -176,8 +175,7 @@ impl<'w> Seen<'w> {
     fn name(&mut self, name: &NameView<'_>) {
         let engine = self.of.engine;
         self.key(name.key);
-        let is_behind = name.generation < engine.alarms.generation(name.key.db);
-        let flags = [name.knows_holders, name.is_rejoining, name.is_listed, is_behind, name.dirty.is_some()];
+        let flags = [name.knows_holders, name.is_rejoining, name.is_listed, name.is_behind, name.dirty.is_some()];
         self.words.extend(flags.map(u64::from));
         for position in name.queue.iter().copied() {
             let waiter = engine.registry.get(position.ticket).expect("a waiter");
@@ -196,9 +194,9 @@ impl<'w> Seen<'w> {
             self.option(request.notify.map(|channel| channel.0.get().into()));
             self.word(waiter.blocked_by() as u64);
         }
-        for (token, before, grant) in engine.pending.under(name.id) {
+        for (token, grant) in engine.pending.under(name.id) {
             self.number(token);
-            self.pending(before, grant);
+            self.pending(grant);
         }
         if let Some(dirty) = name.dirty {
             self.dirty(dirty);
@@ -221,7 +219,6 @@ impl<'w> Seen<'w> {
                     self.position(position)
                 }
                 Stage::Sessions(below) => self.word(below as u64),
-                Stage::PlaceDeadlines => {}
             }
         }
         for (token, ticket) in &dirty.undone {
@@ -240,21 +237,16 @@ impl<'w> Seen<'w> {
         self.word(dirty.offers.len() as u64);
     }
 
-    fn pending(&mut self, before: Option<&Terms>, grant: &PendingGrant) {
-        if let Some(before) = before {
+    fn pending(&mut self, grant: &PendingGrant) {
+        if let Some(before) = &grant.before {
             self.terms(before);
         }
         self.number(grant.ticket);
         self.number(grant.arrival);
         self.option(grant.grace_ms);
         self.word(grant.count);
-        self.client(grant.client);
-        self.words.extend([grant.has_bound, grant.is_confirmed].map(u64::from));
-        self.time(Some(grant.deadline_us));
-        self.word(grant.lease_ms);
-        self.mark(grant.request);
-        self.option(grant.session_ms);
-        self.word(grant.phase as u64);
+        self.client(grant.has_bound);
+        self.words.extend([grant.has_request, grant.has_session, grant.has_note].map(u64::from));
     }
 
     fn lists(&mut self) {
@@ -295,7 +287,6 @@ impl<'w> Seen<'w> {
             self.key(binding.key.borrow());
         }
         self.words.extend([engine.sessions.has_closed(), engine.backlog.sweep().is_some()].map(u64::from));
-        self.word(engine.backlog.leftovers().len() as u64);
     }
 
     pub(super) fn finish(mut self) -> u64 {

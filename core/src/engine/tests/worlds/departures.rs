@@ -65,15 +65,16 @@ impl SmallWorld {
         }
     }
 
-    /// Grants whose answer will not arrive: unless their owners use them, they are undone when the
-    /// world has no work left.
+    /// Holds that began with a grant whose answer will not arrive: unless their owners use them,
+    /// they end when the world has no work left.
     fn lose(&mut self, is_lost: impl Fn(&Notice) -> bool) {
         for (ticket, notice) in self.world.unpublished.iter().filter(|(_, notice)| is_lost(notice)) {
             let Some(known) = self.tickets.iter().find(|known| known.ticket == *ticket) else { continue };
             assert_eq!(notice.client, self.client(known.owner), "the connection that asked");
-            let granted = self.world.engine.pending.holds(*ticket);
-            let unknown = granted.filter(|(_, token)| !self.told.contains(token));
-            self.lost.extend(unknown.map(|(_, token)| (known.key, known.owner, *token)));
+            let pending = self.world.engine.pending.all();
+            let began = pending.filter(|(_, grant)| grant.ticket == *ticket && grant.before.is_none());
+            let unknown = began.filter(|(token, _)| !self.told.contains(token));
+            self.lost.extend(unknown.map(|(token, _)| (known.key, known.owner, token)));
         }
     }
 

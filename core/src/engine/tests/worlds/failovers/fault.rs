@@ -23,6 +23,7 @@ pub(super) enum Fault {
     GoesOn,
     TooShort,
     NoQuarantine,
+    NotAnew,
     ChangesAtOnce,
 }
 
@@ -50,6 +51,7 @@ impl Fault {
             Self::GoesOn => "a right that lapsed goes on whoever follows",
             Self::TooShort => "the quarantine is one tick shorter",
             Self::ChangesAtOnce => "a change of the settings counts at once",
+            Self::NotAnew => "a right that begins anew in a quarantine does not begin that anew",
             Self::NoQuarantine => "there is no quarantine",
         }
     }

@@ -428,6 +428,11 @@ fn a_wrong_quarantine_leaves_two_owners() {
     finds(Fault::NoQuarantine, 8, &setup());
     finds(Fault::TooShort, 9, &setup());
     finds(Fault::NoQuarantine, 6, &restarting());
+    // In the quarantine of P its replica returns to A, where X renews, and then to P again.
+    let left = [Action::FailOver(P), Action::Pass(2), FOLLOW_P, Action::Return(C, A), Action::Pass(2), FOLLOW_A];
+    let begins_with = [&[ask(X, A, TRY)][..], &left].concat();
+    let actions = [PASS, Action::Pass(2), FOLLOW_P, Action::Return(C, P), ask(X, A, RENEW), ask(Y, P, TRY)];
+    finds(Fault::NotAnew, 7, &Setup { lease_and_lag: [(6, 2); 2], begins_with, ..Setup::new(&actions) });
 }
 
 #[test]

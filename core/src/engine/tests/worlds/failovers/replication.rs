@@ -58,9 +58,14 @@ impl World<'_> {
         }
         while server.engine.has_to_observe() {
             server.engine.begin_turn();
-            while let Some(key) = server.engine.next_to_observe() {
-                let mut open = Open { open: [key].into(), client: None, barred: &BARRED, values: &mut server.values.0 };
-                server.engine.observe(&mut open, KeyId(0));
+            while let Some(job) = server.engine.next_to_observe() {
+                let mut open = Open {
+                    open: [job.key.clone()].into(),
+                    client: None,
+                    barred: &BARRED,
+                    values: &mut server.values.0,
+                };
+                server.engine.observe(&mut open, KeyId(0), &job);
             }
         }
         server.offset = offset;

@@ -123,7 +123,7 @@ impl World<'_> {
     }
 
     fn after_tick(&mut self, number: usize, before: &Exclusion, ticked: Option<MayGrant>) {
-        let fault = self.fault;
+        let (now_us, fault) = (self.now * TICK_US, self.fault);
         let exclusion = &mut self.server(number).exclusion;
         if exclusion.quarantine_until_us != before.quarantine_until_us {
             // In ticks the last moment of a right is one before its end, so a quarantine that is one
@@ -133,6 +133,9 @@ impl World<'_> {
         }
         match fault {
             Fault::NoQuarantine => exclusion.quarantine_until_us = 0,
+            Fault::NotAnew if before.quarantine_until_us > now_us => {
+                exclusion.quarantine_until_us = before.quarantine_until_us;
+            }
             Fault::CountsAtOnce => {
                 exclusion.right.votes.values_mut().for_each(|vote| vote.since_us = 0);
             }
@@ -166,9 +169,9 @@ impl World<'_> {
                 let (now, mut out) = (self.now_of(number), Outbox::new(true));
                 let job = self.server(number).engine.next_job(now, &mut out);
                 self.publish(number, &[], &out);
-                let Some(key) = job else { break };
-                let keys = [number_of(key.borrow())];
-                self.transact(number, &keys, None, Purpose::Timer, |engine, tx| engine.run_job(tx));
+                let Some(job) = job else { break };
+                let keys = [number_of(job.key.borrow())];
+                self.transact(number, &keys, None, Purpose::Timer, |engine, tx| engine.run_job(tx, &job));
             }
             let (due_us, now_us) = (self.servers[number].engine.next_timeout_us(), self.now * TICK_US);
             if due_us.is_none_or(|due_us| due_us > now_us) {

@@ -140,7 +140,9 @@ impl<'s> World<'s> {
         match action {
             Action::Pass(ticks) => self.now += ticks,
             Action::Tick(server) if self.is_master(server) => self.tick(server),
-            Action::SlowTick(server, late) if server == 0 && self.is_master(server) && self.is_replica_of(1, server) => {
+            Action::SlowTick(server, late)
+                if server == 0 && self.is_master(server) && self.is_replica_of(1, server) =>
+            {
                 self.slow_tick(server, late);
             }
             Action::Receive(replica) if self.follows_master(replica) => self.receive(replica),

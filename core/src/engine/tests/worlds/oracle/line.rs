@@ -54,6 +54,7 @@ impl Oracle {
                 Verdict::Wait => return,
                 Verdict::Refuse(told) => told,
                 Verdict::Grant | Verdict::Repeat | Verdict::Has => {
+                    self.settle_earlier(owner, wish.mode, now_ms);
                     let grant = self.give(owner, &wish, verdict, now_ms);
                     self.unheard.push(grant);
                     Told::Granted

@@ -1,6 +1,7 @@
 //! Grants of waiters. Until an owner has confirmed its grant, its connection may close, or its
 //! channel may have no subscriber: then the grant is undone, as if it had not happened. An owner
-//! that uses the hold confirms it.
+//! that uses the hold confirms it. If a waiter is granted a hold again before that, the earlier
+//! grant keeps its count and its number, and its session only if it prolongs an earlier one.
 
 use super::Oracle;
 use super::holds::Held;
@@ -40,14 +41,18 @@ impl Held {
         if let Some(before) = before.as_ref().filter(|_| self.is_unclaimed) {
             self.until_ms = before.until_ms;
         }
+        self.take_back_session(wish, *has_bound, before.as_ref(), now_ms);
+    }
+
+    fn take_back_session(&mut self, wish: &Wish, has_bound: bool, before: Option<&Self>, now_ms: u64) {
         let mut is_longer = false;
         if wish.session_ms.is_some() {
-            let before_ms = before.as_ref().map_or(0, |before| before.until_ms);
+            let before_ms = before.map_or(0, |before| before.until_ms);
             is_longer = before_ms > self.until_ms;
             self.until_ms = self.until_ms.max(before_ms);
-            self.set_session_ms(before.as_ref().and_then(Self::session_ms));
+            self.set_session_ms(before.and_then(Self::session_ms));
         }
-        if (*has_bound || is_longer) && !self.is_bound() {
+        if (has_bound || is_longer) && !self.is_bound() {
             self.end_session(now_ms);
         }
     }
@@ -57,6 +62,19 @@ impl Oracle {
     /// An owner uses its hold, which confirms the grant.
     pub(super) fn hear(&mut self, owner: u8, mode: Mode) {
         self.unheard.retain(|one| !one.is_of(owner, mode));
+    }
+
+    /// A waiter is about to be granted its owner's hold, perhaps again.
+    pub(super) fn settle_earlier(&mut self, owner: u8, mode: Mode, now_ms: u64) {
+        let Some(at) = self.position(owner, mode) else { return };
+        let held = &mut self.holds[at];
+        for Grant { wish, mut before, .. } in self.unheard.extract_if(.., |one| one.is_of(owner, mode)) {
+            if let Some(before) = &mut before {
+                let sessions = before.session_ms().zip(held.session_ms());
+                before.set_session_ms(sessions.map(|(before, set)| before.max(set)));
+            }
+            held.take_back_session(&wish, false, before.as_ref(), now_ms);
+        }
     }
 
     /// All grants were received.
@@ -78,10 +96,10 @@ impl Oracle {
         self.over.extend(earlier.map(|one| one.owner));
     }
 
-    /// Undoes the grants whose answers will not arrive, the last first. A hold that has expired by
+    /// Undoes the grants whose answers will not arrive. A hold that has expired by
     /// then has ended.
     pub(super) fn take_back(&mut self, now_ms: u64) {
-        for grant in std::mem::take(&mut self.undone).into_iter().rev() {
+        for grant in std::mem::take(&mut self.undone) {
             let Some(at) = self.position(grant.owner, grant.wish.mode) else { continue };
             let held = &mut self.holds[at];
             held.count = held.count.saturating_sub(grant.count);
