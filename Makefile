@@ -329,9 +329,9 @@ bench-instructions: $(if $(filter file,$(origin MODULE)),build) ## Count the ins
 	  status=$$?; cat $(TARGET)/instructions.md; exit $$status
 	@! test -n "$(WRITE)" || ./scripts/between docs/benchmarks-module.md '`make bench-instructions WRITE=1`' < $(TARGET)/instructions.md
 
-steps: ## List the methods of the engine on the path of an ACQUIRE that waits and of a hand-over, and fail if they are too many
+steps: ## List the methods of the engine on the path of an ACQUIRE that waits and of a hand-over, and fail if they are too many; WRITE=1 records them
 	@$(NEED) build
-	@./scripts/steps
+	@WRITE=$(WRITE) ./scripts/steps
 
 bench-collections: ## Measure the collections of the core against ordinary ones (a quiet minute); WRITE=1 writes the table of docs/internals/design.md
 	@$(NEED) build

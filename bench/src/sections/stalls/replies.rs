@@ -8,11 +8,10 @@ use super::stage::{Crowd, FOREVER, HOLDER, LOCK, LONG_LEASE_MS, Stage, acquire, 
 use crate::names;
 use crate::report::Unit;
 
-/// The number of waiters with a connection. It is smaller than that of places, because the server
-/// limits connections (`MAX_CLIENTS`).
+/// The number of waiters with a connection: the server limits connections (`MAX_CLIENTS`).
 const CONNECTED: usize = 8000;
-const PLACES: usize = 20_000;
-const HOLDS: usize = 300_000;
+const PLACES: usize = 10_000;
+const HOLDS: usize = 10_000;
 const NAME_BYTES: usize = 10 * 1024 * 1024;
 const WAITERS_OF_NAME: usize = 10;
 
