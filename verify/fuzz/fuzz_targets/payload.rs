@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rlock_core::{decode, encode};
+use rlock_core::{MAX_LEASE_MS, decode, encode};
 use rlock_fuzz::{NOW, World, check_exclusion, key};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -18,7 +18,7 @@ fuzz_target!(|bytes: &[u8]| {
     if lock.is_disposable() {
         return;
     }
-    lock.shorten_leases(NOW);
+    lock.shorten_leases(NOW, MAX_LEASE_MS);
     let mut world = World::default();
     world.arrive(&key(0), &lock);
     world.run_timer();
