@@ -78,6 +78,9 @@ pub enum Fault {
     LoweredWhileWaiting,
     /// A random sequence of all of these.
     Chaos,
+    /// A split brain, or a kill of the master. The workers are processes of the five packages, of
+    /// which some are stopped at any time.
+    Packages,
 }
 
 /// The way in which replicas and Sentinels reach a master.
@@ -126,6 +129,7 @@ impl Fault {
             Self::Changes => "settings raised and lowered, then split brain",
             Self::LoweredWhileWaiting => "the longest lease lowered while requests wait, then split brain",
             Self::Chaos => "chaos",
+            Self::Packages => "split brain or kill -9, the workers are the five packages, some stopped (SIGSTOP)",
         }
     }
 
@@ -311,6 +315,8 @@ impl Fleet {
             Fault::Changes => self.change_settings(is_odd, load),
             Fault::LoweredWhileWaiting => self.lower_the_lease_while_requests_wait(n, load),
             Fault::Chaos => self.go_mad(),
+            Fault::Packages if is_odd => self.replace_killed(),
+            Fault::Packages => self.split(),
         }
     }
 

@@ -9,6 +9,7 @@
 mod beliefs;
 mod faults;
 mod fleet;
+mod packages;
 mod record;
 mod rolling_upgrade;
 mod watch;
@@ -60,11 +61,14 @@ const AFTERWARDS: usize = 30;
 /// Causes a fault under load. Returns the outcome, and a report if workers overlapped; `None` if
 /// this machine cannot show the fault.
 fn run(fault: Fault, settings: Settings, length: Length) -> Option<(Outcome, Vec<String>)> {
+    if fault == Fault::Packages && packages::commands().is_empty() {
+        return None;
+    }
     let mut fleet = Fleet::of(fault, settings, length, StdRng::seed_from_u64(seed()))?;
     let (load, watch) = (Load::new(fleet.ports(), length.lease), Watch::default());
     let (began, mut began_at) = (Instant::now(), Vec::new());
     thread::scope(|scope| {
-        let _end = load.begin(scope);
+        let _end = if fault == Fault::Packages { packages::begin(scope, &load) } else { load.begin(scope) };
         scope.spawn(|| watch.run(&load));
         for n in 0..length.faults {
             let acquired = load.acquired();
@@ -112,6 +116,9 @@ fn try_fault(fault: Fault) {
     let Some(record) = Record::asked_for() else {
         match run(fault, Settings::Safe, SHORT) {
             Some((_, report)) => assert_no_overlap(&format!("{fault:?}"), &report),
+            None if fault == Fault::Packages => {
+                eprintln!("not run: {} names no programs; make test-failover builds them", packages::PROGRAMS);
+            }
             None => skipped_here("this process may not make network namespaces"),
         }
         return;
@@ -158,6 +165,7 @@ no_two_workers_believe_after! {
     no_two_workers_believe_after_a_takeover: Takeover,
     no_two_workers_believe_after_replicas_restart_without_data: EmptyRestarts,
     no_two_workers_believe_after_two_failovers_in_a_row: Twice,
+    no_two_workers_believe_of_five_packages_some_of_them_stopped: Packages,
     no_two_workers_believe_on_servers_whose_clocks_differ: ClocksDiffer,
     no_two_workers_believe_when_a_replica_returns_to_the_old_master: ReplicaReturns,
     no_two_workers_believe_when_a_relay_cuts_the_master_off: Partition,

@@ -87,7 +87,7 @@ impl Load {
         self.lease_ms.store(u64::try_from(lease.as_millis()).expect("a lease"), Ordering::Relaxed);
     }
 
-    fn lease(&self) -> Duration {
+    pub fn lease(&self) -> Duration {
         Duration::from_millis(self.lease_ms.load(Ordering::Relaxed))
     }
 
@@ -121,7 +121,7 @@ impl Load {
 }
 
 /// Ends the work when it is dropped.
-pub struct End<'l>(&'l Load);
+pub struct End<'l>(pub(super) &'l Load);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {

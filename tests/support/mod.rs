@@ -41,7 +41,7 @@ pub use namespaces::Namespaces;
 pub use notified::is_asked_for as waits_by_notify;
 pub use pages::{CLIENT_PROMPT, TOOL_PROMPT, blocks, pages};
 #[allow(unused_imports, reason = "the tests of the client use it")]
-pub use process::OwnedProcess;
+pub use process::{OwnedProcess, monotonic_us};
 pub use program::{cli, server as server_program};
 pub use propagation::propagated;
 pub use relay::Relay;

@@ -76,6 +76,15 @@ impl Drop for OwnedProcess {
     }
 }
 
+/// Returns the time on the clock of `std::time::Instant`, which all processes share, in microseconds.
+pub fn monotonic_us() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call only writes the given struct, which outlives it.
+    let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    assert_eq!(status, 0, "there is such a clock");
+    u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).expect("a time since the start of the machine")
+}
+
 /// Raises the limit of open files, and ignores SIGXFSZ. Many systems allow 1024 open files by
 /// default, fewer than the largest test has connections. With SIGXFSZ ignored, a process at its
 /// file size limit gets a write error, as on a full disk, instead of being killed. Child processes

@@ -449,9 +449,7 @@ public final class ConformanceProgram {
         long deadline = from;
         try {
             while (hold.isHeld()) {
-                // Read in this order, the deadline is not later than the one that is believed in.
-                long at = now();
-                deadline = Math.max(deadline, at + hold.remaining().toMillis() * 1000);
+                deadline = Math.max(deadline, deadline(hold));
                 long left = end - System.nanoTime();
                 if (left <= 0) break;
                 TimeUnit.NANOSECONDS.sleep(Math.min(left, 20_000_000));
@@ -468,6 +466,14 @@ public final class ConformanceProgram {
         } catch (RLockException.LockLostException told) {
             return false;
         }
+    }
+
+    /** The deadline of a hold; 0 if it has ended, perhaps long ago. */
+    private static long deadline(Hold hold) {
+        // Read in this order, it is not later than the deadline that is believed in.
+        long at = now();
+        long left = hold.remaining().toMillis();
+        return left > 0 ? at + left * 1000 : 0;
     }
 
     private static void sayIntervals(Hold hold, long asked, long from, long to) {
@@ -543,12 +549,11 @@ public final class ConformanceProgram {
 
         /** {@code span}: asked, from, the end of the work, and the deadline that was seen last. */
         private void hold(Lockable lock, Hold hold, long until, long[] span, AtomicLong told) {
-            // Read in this order, the deadline is not later than the one that is believed in.
-            long at = now();
-            span[3] = Math.max(span[3], at + hold.remaining().toMillis() * 1000);
+            span[3] = Math.max(span[3], deadline(hold));
             boolean isHeld = hold.isHeld();
-            if (isHeld && at < span[2]) {
-                long left = Math.min(step, span[2] - at);
+            long rest = span[2] - now();
+            if (isHeld && rest > 0) {
+                long left = Math.min(step, rest);
                 timer.schedule(() -> hold(lock, hold, until, span, told), left, TimeUnit.MICROSECONDS);
                 return;
             }
