@@ -8,6 +8,7 @@ use alloc::collections::VecDeque;
 
 use crate::bytes::Key;
 use crate::collections::Chunked;
+use crate::sessions::Binding;
 use crate::time::{Now, US_PER_MS};
 
 /// The shortest time for which a key is postponed.
@@ -17,7 +18,7 @@ const POSTPONED_MS: u64 = 5;
 const KEPT_ENTRIES: usize = 1024;
 
 /// The progress of the sweep, which visits everything in parts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sweep {
     pub(crate) at: SweepAt,
     /// Also serves queues, and unparks alarms, because holds may begin again.
@@ -25,12 +26,14 @@ pub(crate) struct Sweep {
 }
 
 /// Where the sweep continues.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum SweepAt {
     /// The names, from this slot on.
     Names(u32),
     /// The alarms of values, from this slot on.
     Alarms(u32),
+    /// The bindings of holds to connections, after this one.
+    Bindings(Option<Binding>),
 }
 
 /// A MACQUIRE waiter whose keys are all available.
@@ -91,13 +94,13 @@ impl Backlog {
 
     /// Begins a sweep of everything.
     pub(crate) fn begin_sweep(&mut self, after_pause: bool) {
-        let after_pause = after_pause || self.sweep.is_some_and(|sweep| sweep.after_pause);
+        let after_pause = after_pause || self.sweep.as_ref().is_some_and(|sweep| sweep.after_pause);
         self.sweep = Some(Sweep { at: SweepAt::Names(0), after_pause });
     }
 
     /// The progress of the sweep, if there is one.
-    pub(crate) fn sweep(&self) -> Option<Sweep> {
-        self.sweep
+    pub(crate) fn sweep(&self) -> Option<&Sweep> {
+        self.sweep.as_ref()
     }
 
     /// Sets the progress of the sweep; `None` ends it.

@@ -61,7 +61,7 @@ pub use keyspace::{KeyId, Keyspace};
 pub use kind::{Kind, Mode};
 pub use limits::{Limits, MayGrant};
 pub use lock::admission::Value;
-pub use lock::{FairQueue, Hold, Idle, Lock, MAX_HOLDERS, seed_hashing};
+pub use lock::{FairQueue, Hold, Idle, Lock, seed_hashing};
 pub use outbox::{Answer, Effect, Notice, Outbox, Told};
 pub use place::{Place, Stay};
 pub use request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, RequestMark, Verb, WaitEdge};

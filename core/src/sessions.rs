@@ -6,6 +6,7 @@
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
+use core::ops::Bound;
 
 use crate::bytes::Key;
 
@@ -80,9 +81,10 @@ impl Sessions {
         self.closed.contains(&binding.client) || !self.bindings.contains(binding)
     }
 
-    /// Drops the bindings of holds in some databases.
-    pub(crate) fn forget_bindings_in(&mut self, is_in: impl Fn(u32) -> bool) {
-        self.bindings.retain(|binding| !is_in(binding.key.db));
+    /// The binding after another one, to visit all of them in parts.
+    pub(crate) fn next_after(&self, after: Option<&Binding>) -> Option<&Binding> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.bindings.range((from, Bound::Unbounded)).next()
     }
 
     /// Drops all bindings. [`Sessions::drop_some`] frees the memory in parts.

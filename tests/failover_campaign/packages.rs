@@ -1,9 +1,9 @@
 //! Processes of the packages of five languages as workers. Each is stopped now and then (SIGSTOP),
 //! often for longer than its leases.
 //!
-//! The programs speak the protocol of clients/conformance/PROTOCOL.md, and say themselves when their
-//! applications held a lock. Each has one client for each server, like applications of which some
-//! do not know of a failover.
+//! The programs speak the protocol of clients/conformance/PROTOCOL.md, and say themselves when
+//! their applications held a lock. Each has one client for each server, like applications of which
+//! some do not know of a failover.
 
 use std::env;
 use std::fmt::Display;

@@ -76,7 +76,8 @@ impl Drop for OwnedProcess {
     }
 }
 
-/// Returns the time on the clock of `std::time::Instant`, which all processes share, in microseconds.
+/// Returns the time on the clock of `std::time::Instant`, which all processes share, in
+/// microseconds.
 pub fn monotonic_us() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call only writes the given struct, which outlives it.

@@ -88,7 +88,8 @@ impl Engine {
         acquired
     }
 
-    /// Whether a request is of the most frequent kind: one key, nothing to reconcile and no waiters.
+    /// Whether a request is of the most frequent kind: one key, nothing to reconcile and no
+    /// waiters.
     fn is_alone(&self, tx: &mut Transaction<'_, impl Keyspace>, request: &Request) -> bool {
         tx.keys.count() == 1
             && request.request_id.is_none()

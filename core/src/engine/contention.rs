@@ -97,8 +97,8 @@ impl Engine {
     }
 }
 
-/// How long the longest waiter under a name has waited. An upgrading reader is first in the queue, but
-/// may have arrived after the waiter behind it.
+/// How long the longest waiter under a name has waited. An upgrading reader is first in the queue,
+/// but may have arrived after the waiter behind it.
 fn oldest_wait_ms(registry: &Registry, name: NameId, now: Now) -> u64 {
     let heads = registry.in_order(name).take(2);
     let waits = heads.map(|(_, waiter)| now.mono_us.saturating_sub(waiter.since_us()) / US_PER_MS);

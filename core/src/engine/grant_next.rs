@@ -125,8 +125,8 @@ impl Engine {
         }
     }
 
-    /// What becomes of an expired place: it goes, unless it ended while no hold could begin. Then its
-    /// grace begins again.
+    /// What becomes of an expired place: it goes, unless it ended while no hold could begin. Then
+    /// its grace begins again.
     fn expired(&self, tx: &Transaction<'_, impl Keyspace>, place: &Place<'_>) -> Head {
         let owner = Owner::from(place.owner);
         if !place.stay.until_us().is_some_and(|until_us| self.begins_again(tx, until_us)) {

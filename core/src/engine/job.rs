@@ -1,4 +1,4 @@
-//! What the timer finds to do.
+//! The jobs of the timer, and the results of its sources of work.
 
 use crate::bytes::Key;
 use crate::collections::Alarm;

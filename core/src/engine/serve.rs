@@ -14,8 +14,8 @@ use crate::registry::{Left, Waiter};
 use crate::request::Refusal;
 
 impl Engine {
-    /// Applies a decision about a waiter for one key. Returns whether it was granted: it is refused, for
-    /// example, if no token is left.
+    /// Applies a decision about a waiter for one key. Returns whether it was granted: it is
+    /// refused, for example, if no token is left.
     pub(super) fn serve(&mut self, at: &mut At<'_, '_, impl Keyspace>, ticket: u64, decision: Decision) -> bool {
         let refusal = match &decision {
             Decision::Refuse(refusal) => Some(refusal.clone()),

@@ -109,10 +109,7 @@ impl Engine {
     /// All values of one database, or of all databases (`None`), were removed.
     pub fn flushed(&mut self, db: Option<u32>) {
         match db {
-            Some(db) => {
-                self.alarms.flush(db);
-                self.sessions.forget_bindings_in(|other| other == db);
-            }
+            Some(db) => self.alarms.flush(db),
             None => {
                 self.alarms.clear();
                 self.sessions.forget_bindings();
@@ -128,8 +125,6 @@ impl Engine {
     /// holds any longer. So a grant whose answer does not reach its waiter lasts until its lease,
     /// claim or session ends.
     pub fn swapped(&mut self, first: u32, second: u32) {
-        // The values are imported, and then bound to no connection.
-        self.sessions.forget_bindings_in(|db| db == first || db == second);
         let swapped = |db: u32| match db {
             db if db == first => second,
             db if db == second => first,

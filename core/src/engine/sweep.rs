@@ -3,8 +3,10 @@
 
 use super::Engine;
 use super::job::TimerStep;
+use super::transaction::At;
 use crate::backlog::{Sweep, SweepAt};
 use crate::budget::{CHANGE, PARTS_PER_CHANGE};
+use crate::keyspace::Keyspace;
 use crate::time::Now;
 
 impl Engine {
@@ -12,7 +14,7 @@ impl Engine {
     pub(super) fn continue_sweep(&mut self) -> TimerStep {
         for part in 0..self.budget.parts() {
             // The sweep stops at each find, so only skipped slots cost budget.
-            let sweep = self.backlog.sweep();
+            let sweep = self.backlog.sweep().cloned();
             let Some(Sweep { at, after_pause }) =
                 sweep.filter(|_| !part.is_multiple_of(PARTS_PER_CHANGE) || self.budget.take(CHANGE))
             else {
@@ -37,7 +39,7 @@ impl Engine {
                     }
                 },
                 SweepAt::Alarms(slot) => match self.alarms.in_slot(slot) {
-                    None => (None, None),
+                    None => (None, Some(SweepAt::Bindings(None))),
                     Some(alarm) => {
                         if after_pause {
                             self.alarms.unpark(alarm);
@@ -45,6 +47,10 @@ impl Engine {
                         (self.alarms.visit(alarm), Some(SweepAt::Alarms(slot.saturating_add(1))))
                     }
                 },
+                SweepAt::Bindings(after) => {
+                    let next = self.sessions.next_after(after.as_ref()).cloned();
+                    (next.as_ref().map(|next| next.key.clone()), next.map(|next| SweepAt::Bindings(Some(next))))
+                }
             };
             let is_finished = next.is_none();
             self.backlog.set_sweep(next.map(|at| Sweep { at, after_pause }));
@@ -55,6 +61,17 @@ impl Engine {
             }
         }
         TimerStep::Done
+    }
+
+    /// When the sweep has reached a binding: forgets it if the hold is not bound to that
+    /// connection.
+    pub(super) fn verify_bindings(&mut self, at: &At<'_, '_, impl Keyspace>) {
+        if let Some(Sweep { at: SweepAt::Bindings(Some(binding)), .. }) = self.backlog.sweep()
+            && binding.key.borrow() == at.key()
+            && !at.clients(binding.token).contains(&binding.client)
+        {
+            self.sessions.unbind(binding);
+        }
     }
 
     /// Holds may begin again: the timer serves the queues that were not served meanwhile, and does

@@ -162,6 +162,9 @@ impl Engine {
         for id in tx.ids() {
             self.reconcile(&mut tx.at(id), false);
             self.remove_unused(&mut tx.at(id));
+            // After `reconcile`, because adopting a value that returned to its name unbinds its
+            // holds from all connections.
+            self.verify_bindings(&tx.at(id));
         }
         self.close(tx);
         if let Some(fired) = job.fired {

@@ -11,8 +11,8 @@
 //! | | otherwise | [`Decision::Wait`] |
 //!
 //! A lock has room for an exclusive or WRITE hold if no other owner holds it, for a READ hold if no
-//! other owner holds WRITE, and for permits if enough are free. Expired leases do not count. No lock
-//! has more than [`MAX_HOLDERS`](super::MAX_HOLDERS) holders.
+//! other owner holds WRITE, and for permits if enough are free. Expired leases do not count. No
+//! lock has more than [`MAX_HOLDERS`](super::MAX_HOLDERS) holders.
 //!
 //! The caller knows the waiters ahead, except on a fair lock, whose queue is part of the value.
 

@@ -3,8 +3,8 @@
 //! An owner has at most one place. A blocked or notified waiter has its place as long as it waits.
 //! The place of a polling owner expires unless the owner asks again in time.
 //!
-//! Taking, leaving and finding a place are O(log n). Detaching visits all places, of which there are
-//! at most `rlock.max-places`.
+//! Taking, leaving and finding a place are O(log n). Detaching visits all places, of which there
+//! are at most `rlock.max-places`.
 //!
 //! Invariants:
 //! 1. `by_owner` has the number of each place, and `deadlines` each deadline with the number.
@@ -102,7 +102,7 @@ impl FairQueue {
         [life_us, self.reserved_until_us].into_iter().flatten().min()
     }
 
-    /// The latest deadline of a place without a connection, 0 if there is none.
+    /// The latest deadline of a place without a connection; 0 if no place has a deadline.
     pub(crate) fn latest_us(&self) -> u64 {
         self.deadlines.last().map_or(0, |(until_us, _)| *until_us)
     }
@@ -178,9 +178,9 @@ impl FairQueue {
         }
     }
 
-    /// Detaches all places from their connections at `at_us`. Each then expires at `until_us`, or at
-    /// the end of its own `GRACE`, counted from `at_us`; one that has more time left keeps it. Ends a
-    /// reservation.
+    /// Detaches all places from their connections at `at_us`. Each then expires at `until_us`, or
+    /// at the end of its own `GRACE`, counted from `at_us`; one that has more time left keeps it.
+    /// Ends a reservation.
     pub(crate) fn detach_all(&mut self, until_us: u64, at_us: u64) {
         self.reserved_until_us = None;
         self.deadlines.clear();

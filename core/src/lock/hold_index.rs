@@ -85,8 +85,8 @@ impl HoldIndex {
         self.deadlines.last_key_value().map(|((deadline_us, _), _)| *deadline_us)
     }
 
-    /// The sum of the counts of the holds that expire after `now_us`. Visits the expired ones, which
-    /// the engine soon removes.
+    /// The sum of the counts of the holds that expire after `now_us`. Visits the expired ones,
+    /// which the engine soon removes.
     pub(crate) fn live_total(&self, now_us: u64) -> u64 {
         self.total.saturating_sub(self.expired(now_us).map(|(_, count)| u64::from(*count)).sum())
     }

@@ -33,9 +33,9 @@ pub use hashing::seed_hashing;
 pub use hold::Hold;
 use hold_index::HoldIndex;
 
-/// The most holders of a lock: a further one waits as for a lock that is held. So the engine may visit
-/// all holds in one step.
-pub const MAX_HOLDERS: usize = 10_000;
+/// The most holders of a lock: a further one waits as for a lock that is held. So the engine may
+/// visit all holds in one step.
+pub(crate) const MAX_HOLDERS: usize = 10_000;
 
 /// A lock of any kind.
 pub struct Lock {
@@ -179,8 +179,8 @@ impl Lock {
         }
     }
 
-    /// All holds, including expired ones that were not removed yet. Their order has no meaning, but is
-    /// the same on every server.
+    /// All holds, including expired ones that were not removed yet. Their order has no meaning, but
+    /// is the same on every server.
     #[must_use]
     pub fn holds(&self) -> &[Hold] {
         match &self.body {
@@ -351,7 +351,8 @@ impl Lock {
         self.kept(now).is_some() || self.live_holds(now).any(|hold| hold.owner().as_slice() != owner)
     }
 
-    /// The WRITE hold, live or not. Its owner has all holds (invariant 3), one in each mode at most.
+    /// The WRITE hold, live or not. Its owner has all holds (invariant 3), one in each mode at
+    /// most.
     pub(crate) fn writer(&self) -> Option<&Hold> {
         self.holds().iter().take(Mode::ALL.len()).find(|hold| hold.mode() == Mode::Write)
     }

@@ -20,8 +20,8 @@
 //! 2. A waiter has an alarm in `timeouts` exactly if its wait has a time limit.
 //! 3. A notified waiter is in `notified`, under the connection that asked.
 //! 4. An owner's `followed` is the number of its waits that are not the last in their queue.
-//! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false. Each is among its owner's holdings. A name without
-//!    waiters has no holders.
+//! 5. The holders of a name are those of the value under its key, unless `knows_holders` is false.
+//!    Each is among its owner's holdings. A name without waiters has no holders.
 //! 6. A name has a record exactly as long as it has a waiter, is dirty, or has pending grants.
 
 mod deadlock;

@@ -70,7 +70,7 @@ fn acquire_in_session(world: &mut World, key: &Key, owner: &[u8]) {
     world.on_key(key, |engine, tx| engine.acquire(tx, owner, &session)).unwrap();
 }
 
-/// What happens to databases 0 and 1, or to database 0, of a master and its replica.
+/// A swap of databases 0 and 1, and a flush of database 0, on a master and its replica.
 const CHANGES: [fn(&mut World); 2] = [World::swap, |world| world.flush_db(0)];
 
 #[test]
