@@ -1,5 +1,7 @@
 //! Operations on whole databases, and the work that was pending there.
 
+use alloc::vec::Vec;
+
 use super::keyspace::Value;
 use super::world::{World, asking};
 use crate::bytes::Key;
@@ -86,6 +88,20 @@ fn sessions_in_other_databases_outlast_a_swap_and_a_flush() {
         world.advance(5);
         assert!(world.lock(&key).is_none(), "its session has ended with its connection");
         world.check_at_rest();
+    }
+}
+
+#[test]
+fn sweep_forgets_the_bindings_of_holds_that_are_gone() {
+    for change in CHANGES {
+        let mut world = World::new();
+        let (gone, other) = (in_database(0), in_database(2));
+        acquire_in_session(&mut world, &gone, b"a");
+        acquire_in_session(&mut world, &other, b"b");
+        change(&mut world);
+        world.run_timer();
+        let bound: Vec<Key> = world.engine.sessions.bindings().map(|binding| binding.key.clone()).collect();
+        assert_eq!(bound, [other]);
     }
 }
 
