@@ -185,26 +185,6 @@ fn rlock_that_continues_after_the_lease_kills_the_command() {
     assert_eq!(run.status(), 123);
 }
 
-/// The command has ended on a signal; its child process has not.
-#[test]
-fn rlock_that_continues_after_the_lease_kills_child_processes_of_a_signalled_command() {
-    let (server, desk) = (Server::start(), Desk::new());
-    let until_told = format!("echo > {}; while ! test -e {}; do sleep 0.02; done", desk.path("got"), desk.path("go"));
-    let command = waiting(&desk, &format!("trap '{until_told}; exit' TERM;"));
-    let line = format!("run k --lease 1s --kill-after 1h -- sh -c \"{}\" & {command}", deaf(&desk));
-    let mut run = Running::start(&server, &line);
-    let (command, grandchild) = (desk.process("id"), desk.process("deaf"));
-    run.signal(libc::SIGTERM);
-    desk.wait_for("got");
-    run.signal(libc::SIGSTOP);
-    eventually(|| server.client().holder("k").is_none());
-    std::fs::write(desk.path("go"), "").expect("a file");
-    wait_for_end_of(command);
-    run.signal(libc::SIGCONT);
-    assert_eq!(run.status(), 123);
-    wait_for_end_of(grandchild);
-}
-
 #[test]
 fn timed_command_ends_before_the_lease_expires_if_the_server_is_silent() {
     let (server, desk) = (Server::start(), Desk::new());

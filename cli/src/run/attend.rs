@@ -57,20 +57,16 @@ pub(super) async fn attend<K: Kind>(
     name: &str,
 ) -> Result<u8, Failure> {
     let notice = || Notice::new(options, guard.lease());
-    // If rlock itself was late, another owner may hold the lock already.
-    let kill_at = |valid_until: Instant| {
-        let now = Instant::now();
-        if guard.valid_for().is_zero() && valid_until <= now { now } else { now + notice().kill_after }
-    };
     let mut asked_to_end: Option<Instant> = None;
     let mut valid_until = Instant::now();
     loop {
         tokio::select! {
             biased;
             status = command.ended() => {
-                if asked_to_end.is_some_and(|asked| notice().explains_an_end(asked.elapsed())) {
+                let notice = notice();
+                if asked_to_end.is_some_and(|asked| notice.explains_an_end(asked.elapsed())) {
                     let was_lost = !guard.is_held();
-                    end_group(guard, command, signals, kill_at(valid_until), was_lost).await;
+                    end_group(guard, command, signals, Instant::now() + notice.kill_after, was_lost).await;
                 }
                 return status;
             }
@@ -85,7 +81,9 @@ pub(super) async fn attend<K: Kind>(
     }
     let reason = if guard.is_held() { "cannot renew the lock" } else { "lost the lock" };
     complain(&format!("{reason} {name}; ending the command"));
-    end(guard, command, signals, kill_at(valid_until)).await;
+    // If rlock itself was late, another owner may hold the lock already.
+    let kill_at = if valid_until <= Instant::now() { Instant::now() } else { Instant::now() + notice().kill_after };
+    end(guard, command, signals, kill_at).await;
     Err(Failure::new(LOST, format!("the command was ended because the lock {name} was lost")))
 }
 
