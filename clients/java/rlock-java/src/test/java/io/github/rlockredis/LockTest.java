@@ -489,6 +489,8 @@ class LockTest {
             var heard = new CompletableFuture<Hold>();
             hold.onLost(heard::complete);
             var blocked = new AtomicInteger();
+            // A future that is done before its continuation is given to it would run it in this thread.
+            Probe.ask(redis, "CLIENT", "PAUSE", "10000", "WRITE");
             for (int i = 0; i < 100; i++) {
                 listening.lock("k" + i).tryAcquireAsync(Duration.ZERO).thenAccept(acquired -> {
                     blocked.incrementAndGet();
@@ -499,6 +501,7 @@ class LockTest {
                     }
                 });
             }
+            Probe.ask(redis, "CLIENT", "UNPAUSE");
             await("all threads for continuations are blocked", () -> blocked.get() == 64);
             redis.del("k");
             assertSame(hold, told.get(10, TimeUnit.SECONDS));
