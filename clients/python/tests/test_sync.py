@@ -292,12 +292,14 @@ class TestWaiting:
         assert waiter.ended(15).token
 
     def test_idle_connections_that_were_cut_do_no_harm(self, server: Server) -> None:
-        with RLockClient(redis.Redis(port=server.port), command_timeout=0.3) as client:
-            gate = threading.Barrier(10)
-            for thread in [
-                Thread(lambda n=n: gate.wait() and client.lock(f"k{n}").acquire(timeout=5)) for n in range(10)
-            ]:
-                thread.join(10)
+        with RLockClient(redis.Redis(port=server.port), command_timeout=5) as client:
+            # No request is answered before each has a connection of its own.
+            server.admin.client_pause(10_000, all=False)
+            threads = [Thread(lambda n=n: client.lock(f"k{n}").acquire(timeout=5)) for n in range(10)]
+            eventually(lambda: server.admin.info("clients")["blocked_clients"] == 10)
+            server.admin.client_unpause()
+            for thread in threads:
+                thread.ended(10)
             assert len(client._idle[""]) > 4
             server.admin.client_kill_filter(_type="normal", skipme=True)
             assert client.lock("k").acquire(blocking=False)
