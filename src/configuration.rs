@@ -121,7 +121,6 @@ pub(crate) fn limits(may_grant: MayGrant, max_lease_ms: u64) -> Limits {
         fair_grace_ms: read(&FAIR_GRACE_MS),
         max_lease_ms,
         may_grant,
-        marks_unclaimed: EXCLUSION.load(Ordering::Relaxed) != 0,
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, LinkedList};
 use std::time::Duration;
 
-use rlock_core::{Answer, Channel, Engine, Notice, Told, US_PER_MS};
+use rlock_core::{Answer, Channel, Engine, Grant, Notice, Told};
 
 use crate::channels;
 use crate::clock;
@@ -34,7 +34,6 @@ const BUDGET: Duration = Duration::from_millis(2);
 struct Message {
     /// The messages of this process are numbered from 1.
     number: u64,
-    posted_us: u64,
     ticket: u64,
     notice: Notice,
     answer: Answer,
@@ -82,8 +81,7 @@ impl Notices {
         self.posted = self.posted.saturating_add(1);
         let asked = self.asked.entry((notice.channel, notice.id)).or_default();
         asked.messages = asked.messages.saturating_add(1);
-        let (number, posted_us) = (self.posted, clock::mono_us());
-        self.outgoing.push_back(Message { number, posted_us, ticket, notice, answer });
+        self.outgoing.push_back(Message { number: self.posted, ticket, notice, answer });
     }
 
     /// The next message, and whether it belongs to an earlier wait of a request that was sent
@@ -193,8 +191,12 @@ fn publish_some(ctx: Ctx<'_>) {
 }
 
 fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
-    let Message { posted_us, ticket, notice, answer, .. } = message;
-    let is_grant = matches!(answer, Answer::Granted(_) | Answer::GrantedMany(_));
+    let Message { ticket, notice, answer, .. } = message;
+    let granted_until_us = match &answer {
+        Answer::Granted(Grant { belief, .. }) => belief.map(|belief| belief.until_us),
+        _ => None,
+    };
+    let is_grant = granted_until_us.is_some();
     if is_outdated {
         if is_grant {
             // The request that was sent again has its own grant, or waits for one.
@@ -202,13 +204,12 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
         }
         return let_go(notice.channel);
     }
-    let waited_us = clock::mono_us().saturating_sub(posted_us);
     let is_closed = with(|notices| notices.closed.contains(&notice.client)) == Some(true);
     let answer = match answer {
         // The engine undid the grant when the connection closed.
         _ if is_grant && is_closed => Answer::Closed,
         // The lease has expired: the client must not believe that it holds the lock.
-        _ if is_grant && waited_us / US_PER_MS >= notice.lasts_ms => Answer::Expired,
+        _ if granted_until_us.is_some_and(|until_us| until_us <= clock::mono_us()) => Answer::Expired,
         // A replica cannot undo the grant. No client hears of it, and its lease expires on the new
         // master.
         _ if is_grant && !server::decides() => Answer::Demoted,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use rlock_core::{Answer, Kind, MayGrant, Notice, Refusal, WaitEdge};
+use rlock_core::{Answer, Belief, Grant, Kind, MayGrant, Notice, Refusal, WaitEdge};
 
 use crate::exclusion;
 use crate::ffi::Ctx;
@@ -20,8 +20,6 @@ pub(crate) const NOTIFY_WITHOUT_PERMISSION: &str =
     "NOPERM this user may not publish to the NOTIFY channel; allow it with ACL SETUSER user &pattern";
 pub(crate) const NOTIFY_WITHOUT_BLOCK: &str =
     "ERR NOTIFY requires BLOCK and REQ; the REQ id identifies the answer on the channel";
-pub(crate) const CLAIM_WITHOUT_BLOCK: &str =
-    "ERR CLAIM requires BLOCK; it applies to a hold that is granted after a wait";
 pub(crate) const GRACE_WITHOUT_PLACE: &str =
     "ERR GRACE requires BLOCK or QUEUE; it applies to the place that they take in the queue";
 pub(crate) const GRACE_OF_NO_PLACE: &str =
@@ -43,11 +41,6 @@ pub(crate) const EFFECT_MISFIT: &str = "ERR this effect does not fit the value o
 /// The error of a command for several keys, one of which the owner does not hold.
 pub(crate) fn not_owner_of(key: &[u8]) -> String {
     format!("NOTOWNER this owner does not hold \"{}\"; its lease may have expired", shown(key))
-}
-
-/// The error of a MACQUIRE with CLAIM whose owner already holds one of the keys.
-pub(crate) fn claims_held(key: &[u8]) -> String {
-    format!("ERR CLAIM applies to new holds only, and this owner already holds \"{}\"", shown(key))
 }
 
 /// The DEADLOCK error with the cycle, or as much of it as the engine kept.
@@ -118,10 +111,6 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
             format!("ERR KEEP ends a hold, but the owner has acquired this one {held} times; release the others first")
                 .into()
         }
-        // For a command with several keys, `crate::commands::many` names the key.
-        Refusal::ClaimsHeld { .. } => {
-            "ERR CLAIM applies to new holds only, and this owner already holds one of the keys".into()
-        }
         Refusal::HoldsOther { held } => {
             format!("ERR with ONCE the owner must ask for the number of permits that it holds, which is {held}").into()
         }
@@ -153,11 +142,19 @@ fn refusal_text(ctx: Ctx<'_>, client: u64, refusal: Refusal) -> Cow<'static, str
     }
 }
 
+/// Replies with the tokens of a granted request, and with `TIMED` for how long it can be believed.
+pub(crate) fn granted(ctx: Ctx<'_>, Grant { mut tokens, is_many, belief }: Grant) {
+    tokens.extend(belief.map(Belief::ms));
+    match tokens.as_slice() {
+        [token] if !is_many => ctx.reply_integer(*token),
+        _ => ctx.reply_integers(tokens.into_iter()),
+    }
+}
+
 /// Sends the answer to a blocked waiter.
 pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
     match answer {
-        Answer::Granted(token) => ctx.reply_integer(token),
-        Answer::GrantedMany(tokens) => ctx.reply_integers(tokens.into_iter()),
+        Answer::Granted(grant) => granted(ctx, grant),
         Answer::TimedOut => ctx.reply_nil(),
         other => ctx.reply_error(&error_text(ctx, ctx.client(), other)),
     }
@@ -166,10 +163,9 @@ pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
 /// The answer to a waiter with `NOTIFY`, as a message on its channel.
 pub(crate) fn message(ctx: Ctx<'_>, Notice { id, client, .. }: Notice, answer: Answer) -> String {
     match answer {
-        Answer::Granted(token) => format!("granted {id} {token}"),
-        Answer::GrantedMany(tokens) => {
+        Answer::Granted(Grant { tokens, belief, .. }) => {
             let tokens: Vec<String> = tokens.iter().map(u64::to_string).collect();
-            format!("granted {id} {}", tokens.join(" "))
+            format!("granted {id} {} for {}", tokens.join(" "), belief.map_or(0, Belief::ms))
         }
         Answer::TimedOut => format!("nil {id}"),
         other => format!("error {id} {}", error_text(ctx, client, other)),
@@ -185,7 +181,7 @@ fn error_text(ctx: Ctx<'_>, client: u64, answer: Answer) -> Cow<'static, str> {
         Answer::Expired => "UNBLOCKED the lock was granted, but its lease expired before this answer was sent".into(),
         Answer::Demoted => "UNBLOCKED this server is a replica now".into(),
         Answer::Moved => "UNBLOCKED another node of the cluster serves the keys now".into(),
-        Answer::Superseded | Answer::Continued | Answer::TimedOut | Answer::Granted(_) | Answer::GrantedMany(_) => {
+        Answer::Superseded | Answer::Continued | Answer::TimedOut | Answer::Granted(_) => {
             "SUPERSEDED a newer request of this owner replaced this one; do not retry".into()
         }
     }

@@ -25,7 +25,10 @@ const REQUEST_IS_MANY: u64 = 8;
 const IS_UNCLAIMED: u64 = 16;
 const IS_KEPT: u64 = 32;
 const HAS_NOTE: u64 = 64;
-const FLAGS: u64 = HAS_REQUEST | REQUEST_IS_RELEASE | HAS_SESSION | REQUEST_IS_MANY | IS_UNCLAIMED | IS_KEPT | HAS_NOTE;
+const REQUEST_IS_CANCEL: u64 = 128;
+/// The request has added more or less than 1.
+const HAS_ADDED: u64 = 256;
+const FLAGS: u64 = 511;
 
 const CONNECTED: u64 = 0;
 const POLLED: u64 = 1;
@@ -85,11 +88,15 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
     let mut flags = 0;
     if let Some(request) = terms.request {
         flags |= HAS_REQUEST;
-        if matches!(request.verb, Verb::Release | Verb::ReleaseMany) {
-            flags |= REQUEST_IS_RELEASE;
-        }
-        if matches!(request.verb, Verb::AcquireMany | Verb::ReleaseMany) {
-            flags |= REQUEST_IS_MANY;
+        flags |= match request.verb {
+            Verb::Acquire => 0,
+            Verb::AcquireMany => REQUEST_IS_MANY,
+            Verb::Release => REQUEST_IS_RELEASE,
+            Verb::ReleaseMany => REQUEST_IS_RELEASE | REQUEST_IS_MANY,
+            Verb::Cancel => REQUEST_IS_CANCEL,
+        };
+        if request.verb.acquires() && request.added != 1 {
+            flags |= HAS_ADDED;
         }
     }
     if terms.session_ms.is_some() {
@@ -111,6 +118,9 @@ fn encode_hold(hold: &Hold, now: Now, bytes: &mut Vec<u8>) {
     push(bytes, flags);
     if let Some(request) = terms.request {
         push(bytes, request.id);
+        if flags & HAS_ADDED != 0 {
+            push(bytes, u64::from(request.added));
+        }
     }
     if let Some(session_ms) = terms.session_ms {
         push(bytes, session_ms);
@@ -208,19 +218,7 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
     let deadline_unix_ms = reader.number()?;
     let lease_ms = reader.number_in(1..=MAX_LEASE_MS, "lease")?;
     let flags = reader.number_in(0..=FLAGS, "flags")?;
-    let request = if flags & HAS_REQUEST == 0 {
-        None
-    } else {
-        Some(RequestMark {
-            id: reader.number_in(1..=i64::MAX.unsigned_abs(), "request id")?,
-            verb: match (flags & REQUEST_IS_RELEASE != 0, flags & REQUEST_IS_MANY != 0) {
-                (false, false) => Verb::Acquire,
-                (true, false) => Verb::Release,
-                (false, true) => Verb::AcquireMany,
-                (true, true) => Verb::ReleaseMany,
-            },
-        })
-    };
+    let request = if flags & HAS_REQUEST == 0 { None } else { Some(decode_mark(reader, flags)?) };
     let session_ms = if flags & HAS_SESSION == 0 { None } else { Some(reader.number_in(0..=MAX_LEASE_MS, "session")?) };
     let note = if flags & HAS_NOTE == 0 { None } else { Some(reader.bytes(1..=MAX_NOTE_BYTES, "note")?.into()) };
     let granted = Event::Granted {
@@ -244,6 +242,25 @@ fn decode_hold(reader: &mut Reader<'_>, now: Now, lock: &mut Lock) -> Result<(),
         },
     };
     apply(lock, granted)
+}
+
+fn decode_mark(reader: &mut Reader<'_>, flags: u64) -> Result<RequestMark, DecodeError> {
+    let verb = match flags & (REQUEST_IS_RELEASE | REQUEST_IS_MANY | REQUEST_IS_CANCEL) {
+        0 => Verb::Acquire,
+        REQUEST_IS_MANY => Verb::AcquireMany,
+        REQUEST_IS_RELEASE => Verb::Release,
+        REQUEST_IS_CANCEL => Verb::Cancel,
+        both if both == REQUEST_IS_RELEASE | REQUEST_IS_MANY => Verb::ReleaseMany,
+        _ => return Err(DecodeError("request")),
+    };
+    let id = reader.number_in(1..=i64::MAX.unsigned_abs(), "request id")?;
+    let added = match (verb.acquires(), flags & HAS_ADDED != 0) {
+        (true, true) => reader.number_in(0..=u64::from(u32::MAX), "added count")?,
+        (true, false) => 1,
+        (false, false) => 0,
+        (false, true) => return Err(DecodeError("added count")),
+    };
+    Ok(RequestMark { id, verb, added: u32::try_from(added).map_err(|_| DecodeError("added count"))? })
 }
 
 fn kind_number(kind: Kind) -> u64 {
@@ -431,7 +448,7 @@ mod tests {
             bytes[index] = value;
             assert_eq!(decode(&bytes, NOW), Err(DecodeError(wrong)), "byte {index}");
         }
-        let unknown_flag = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 128, 1, 0];
+        let unknown_flag = vec![0, 1, 1, 1, b'o', 0, 5, 1, 0, 1, 128, 4, 0];
         assert_eq!(decode(&unknown_flag, NOW), Err(DecodeError("flags")));
         // A mutex with an idle time; a semaphore with an idle time of 0.
         assert_eq!(decode(&[4, 1, 9, 9, 0, 0], NOW), Err(DecodeError("the lock is of another kind")));

@@ -57,9 +57,7 @@ pub enum Phase {
     /// The owner holds the lock.
     #[default]
     Held,
-    /// Granted after a wait, and not claimed yet. Holds get this phase if the request has `CLAIM`,
-    /// whose end is then the deadline, or if the server
-    /// [marks all of them](crate::Limits::marks_unclaimed).
+    /// Granted with `CLAIM`, and not claimed yet: the deadline is the end of the claim.
     Unclaimed,
     /// Released with `KEEP`: no owner holds the lock, and no request is granted before the
     /// deadline.

@@ -23,6 +23,8 @@ pub trait Keyspace {
     fn insert(&mut self, id: KeyId, lock: Lock);
     /// Removes the lock under a key.
     fn remove(&mut self, id: KeyId);
+    /// The milliseconds until a key expires, if a user has set an EXPIRE on it.
+    fn expire_left_ms(&self, id: KeyId) -> Option<u64>;
     /// The connection that sent the command. `None` for a script, another module and the timer,
     /// which have no connection that could close.
     fn client(&self) -> Option<u64>;

@@ -1,6 +1,5 @@
 //! The server's limits: numbers from its configuration, and whether it may grant now.
 
-use crate::event::Phase;
 use crate::request::Refusal;
 use crate::time::MAX_LEASE_MS;
 
@@ -19,9 +18,6 @@ pub struct Limits {
     pub max_lease_ms: u64,
     /// Whether holds may begin and be renewed now.
     pub may_grant: MayGrant,
-    /// A hold granted after a wait is unclaimed until its owner renews it, even without `CLAIM`:
-    /// after a failover it is unknown whether the owner has received this grant.
-    pub marks_unclaimed: bool,
 }
 
 impl Limits {
@@ -32,7 +28,6 @@ impl Limits {
         fair_grace_ms: 5000,
         max_lease_ms: MAX_LEASE_MS,
         may_grant: MayGrant::Yes,
-        marks_unclaimed: false,
     };
 }
 
@@ -65,13 +60,11 @@ impl MayGrant {
         }
     }
 
-    /// The error for a RENEW of a hold in a phase.
-    pub(crate) fn check_renewal(self, phase: Phase) -> Result<(), Refusal> {
+    /// The error for a RENEW.
+    pub(crate) fn check_renewal(self) -> Result<(), Refusal> {
         match self {
-            // No other master grants, so an owner that believes in its hold is the only one. The
-            // owner of an unclaimed hold may not have believed before: another master may have
-            // undone that grant.
-            Self::Quarantine { .. } | Self::TooManyReplicas if phase != Phase::Unclaimed => Ok(()),
+            // No other master grants, so an owner that believes in its hold is the only one.
+            Self::Quarantine { .. } | Self::TooManyReplicas => Ok(()),
             other => other.check(),
         }
     }

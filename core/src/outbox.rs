@@ -1,6 +1,5 @@
 //! The outbox: side effects of a request.
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::mem;
@@ -10,14 +9,45 @@ use smallvec::SmallVec;
 use crate::event::Event;
 use crate::keyspace::KeyId;
 use crate::request::{Channel, Refusal};
+use crate::time::US_PER_MS;
+
+/// The tokens of a request's keys, in key order.
+pub type Tokens = SmallVec<[u64; 1]>;
+
+/// What an owner that is granted its request gets to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The tokens.
+    pub tokens: Tokens,
+    /// Whether the request is a MACQUIRE, which may have a single key.
+    pub is_many: bool,
+    /// How long it can be believed, with `TIMED` or `NOTIFY`.
+    pub belief: Option<Belief>,
+}
+
+/// For how long an owner can believe in a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Belief {
+    /// When the server received the request: at or after the owner sent it.
+    pub from_us: u64,
+    /// When the first of the holds ends.
+    pub until_us: u64,
+}
+
+impl Belief {
+    /// The milliseconds from the sending of the request, rounded down. Whatever delays the answer,
+    /// a belief that ends this long after the sending ends before the holds.
+    #[must_use]
+    pub fn ms(self) -> u64 {
+        self.until_us.saturating_sub(self.from_us) / US_PER_MS
+    }
+}
 
 /// The answer to a waiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Granted, with this token.
-    Granted(u64),
-    /// All keys granted, with these tokens, in key order.
-    GrantedMany(Box<[u64]>),
+    /// Granted.
+    Granted(Grant),
     /// It timed out.
     TimedOut,
     /// A newer request of the same owner waits for a key of this one, or has taken its place.
@@ -62,8 +92,6 @@ pub struct Notice {
     pub id: u64,
     /// The connection that asked.
     pub client: u64,
-    /// How long a hold that begins with the grant lasts: the lease, or the claim.
-    pub lasts_ms: u64,
 }
 
 /// An answer to a waiter.
@@ -127,6 +155,11 @@ impl Outbox {
         if self.keeps_events {
             self.events.push(event.clone());
         }
+    }
+
+    /// Whether an effect clears the EXPIRE of a key.
+    pub(crate) fn clears_expire(&self, key: KeyId) -> bool {
+        self.effects.iter().any(|effect| effect.key == key && effect.clears_expire)
     }
 
     pub(crate) fn answer(&mut self, ticket: u64, notice: Option<Notice>, answer: Answer) {

@@ -17,6 +17,15 @@ pub enum Verb {
     AcquireMany,
     /// MRELEASE.
     ReleaseMany,
+    /// CANCEL or MCANCEL.
+    Cancel,
+}
+
+impl Verb {
+    /// Whether the command acquires.
+    pub(crate) fn acquires(self) -> bool {
+        matches!(self, Self::Acquire | Self::AcquireMany)
+    }
 }
 
 /// The last numbered request of an owner on a hold; it makes retries safe.
@@ -26,6 +35,9 @@ pub struct RequestMark {
     pub id: u64,
     /// The command that carried it.
     pub verb: Verb,
+    /// What an ACQUIRE added to the hold, for CANCEL to take back: a count, or permits. 0 if it found
+    /// what it asked for with `ONCE`. For other commands always 0.
+    pub added: u32,
 }
 
 /// What to do if the lock cannot be granted at once.
@@ -66,12 +78,14 @@ pub struct Request {
     pub request_id: Option<u64>,
     /// `SESSION ms`.
     pub session_ms: Option<u64>,
-    /// `CLAIM ms`: the lease of a new hold that is granted after a wait, until the owner claims it.
+    /// `CLAIM ms`: the lease of a new hold until its owner claims it.
     pub claim_ms: Option<u64>,
     /// `GRACE ms`, on a fair lock: how long the place is kept without a connection.
     pub grace_ms: Option<u64>,
     /// `ONCE`: if the owner already holds in this mode, answer its token without counting again.
     pub is_once: bool,
+    /// `TIMED`: the reply to a grant also says for how long it can be believed.
+    pub is_timed: bool,
     /// `NOTIFY channel`: where to publish the answer if the request has to wait. Requires a request
     /// id and a connection.
     pub notify: Option<Channel>,
@@ -88,11 +102,9 @@ impl Request {
         Self { lease_ms: self.lease_ms.min(max_lease_ms), claim_ms, ..self }
     }
 
-    /// How long a hold that begins after a wait lasts unless its owner claims it: `CLAIM`, or else
-    /// the lease.
-    #[must_use]
-    pub fn unclaimed_ms(&self) -> u64 {
-        self.claim_ms.unwrap_or(self.lease_ms).min(self.lease_ms)
+    /// The mark of this request, which adds a count to a hold.
+    pub(crate) fn mark(&self, added: u32) -> Option<RequestMark> {
+        self.request_id.map(|id| RequestMark { id, verb: self.verb, added })
     }
 }
 
@@ -116,16 +128,24 @@ pub struct Release<'a> {
     pub tokens: &'a [u64],
     /// `KEEP ms`: how long the lock stays closed after the release.
     pub keep_ms: Option<u64>,
+    /// `EACH`: releases the keys that the owner holds, even if it does not hold all of them.
+    pub is_each: bool,
 }
 
-/// CANCEL.
+impl Release<'_> {
+    pub(crate) fn mark(&self) -> Option<RequestMark> {
+        self.request_id.map(|id| RequestMark { id, verb: self.verb, added: 0 })
+    }
+}
+
+/// CANCEL, MCANCEL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cancel<'a> {
     /// The kind of the command.
     pub kind: Kind,
     /// The owner.
     pub owner: &'a [u8],
-    /// `REQ id`: only a request with this id.
+    /// `REQ id`: only a request with this id, which waits or was granted. Without, any that waits.
     pub request_id: Option<u64>,
 }
 
@@ -142,6 +162,8 @@ pub struct Renew<'a> {
     pub lease_ms: Option<u64>,
     /// Like [`Release::tokens`].
     pub tokens: &'a [u64],
+    /// `EACH`: renews the keys that the owner holds, even if it does not hold all of them.
+    pub is_each: bool,
 }
 
 /// An edge of the wait-for graph.
@@ -191,11 +213,6 @@ pub enum Refusal {
     KeepsReentered {
         /// The count of the hold.
         held: u32,
-    },
-    /// `CLAIM` on a MACQUIRE whose owner already holds one of the keys.
-    ClaimsHeld {
-        /// The position of the key in the request, counted from 0.
-        position: usize,
     },
     /// A request for more permits than the semaphore has.
     TooManyPermits {
@@ -271,8 +288,8 @@ impl RequestMark {
         }
     }
 
-    /// The mark after a request: a request without a number leaves the last one in place.
-    pub(crate) fn after(last: Option<Self>, id: Option<u64>, verb: Verb) -> Option<Self> {
-        id.map(|id| Self { id, verb }).or(last)
+    /// Whether CANCEL with this id ends what the request has added.
+    pub(crate) fn is_cancelled_by(self, id: u64) -> bool {
+        self.id == id && self.verb.acquires()
     }
 }

@@ -33,8 +33,9 @@ fn kind_and_mode() -> impl Strategy<Value = (Kind, Mode)> {
 /// Terms with a deadline in whole milliseconds of unix time, as after a round trip through text or
 /// bytes.
 fn terms(now: Now) -> impl Strategy<Value = Terms> {
-    let verb = prop::sample::select(&[Verb::Acquire, Verb::Release, Verb::AcquireMany, Verb::ReleaseMany]);
-    let request = (1..=i64::MAX.unsigned_abs(), verb).prop_map(|(id, verb)| RequestMark { id, verb });
+    const VERBS: &[Verb] = &[Verb::Acquire, Verb::Release, Verb::AcquireMany, Verb::ReleaseMany, Verb::Cancel];
+    let request = (1..=i64::MAX.unsigned_abs(), prop::sample::select(VERBS), any::<u32>())
+        .prop_map(|(id, verb, added)| RequestMark { id, verb, added: if verb.acquires() { added } else { 0 } });
     (
         1..=u32::MAX,
         0..=MAX_LEASE_MS,

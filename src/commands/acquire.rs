@@ -1,5 +1,5 @@
 //! `RLOCK.ACQUIRE key owner [PX ms | EX s] [BLOCK ms] [NOTIFY channel] [CLAIM ms] [SESSION ms]
-//! [REQ id] [ONCE] [NOTE text]`
+//! [REQ id] [ONCE] [TIMED] [NOTE text]`
 //!
 //! A fair lock adds `[QUEUE ms] [GRACE ms]`, a read-write lock `READ|WRITE`, a semaphore
 //! `[PERMITS n]`.
@@ -66,8 +66,7 @@ pub(super) fn acquire_keys<'c>(
 ) -> Result<(), Failure> {
     check_granting_master(ctx)?;
     check_session(ctx, options)?;
-    let lease_ms = lease_ms(options)?.unwrap_or_else(default_lease_ms);
-    check_claim(options, lease_ms)?;
+    let (lease_ms, claim_ms) = lease_and_claim_ms(options)?;
     check_grace(options)?;
     let channel = channel(ctx, keys, options)?;
     let may_block = channel.is_some() || (options.has(Opt::Block) && ctx.can_block(ctx.flags()));
@@ -80,9 +79,10 @@ pub(super) fn acquire_keys<'c>(
             lease_ms,
             request_id: options.integer(Opt::Req),
             session_ms: options.integer(Opt::Session),
-            claim_ms: options.integer(Opt::Claim),
+            claim_ms,
             grace_ms: options.integer(Opt::Grace),
             is_once: options.has(Opt::Once),
+            is_timed: options.has(Opt::Timed),
             notify: channel,
             ask: ask(options, may_block, tx.now),
         };
@@ -95,8 +95,7 @@ pub(super) fn acquire_keys<'c>(
             waits = Some(ticket);
             ctx.reply_status(WAITING);
         }
-        Ok(Acquired::Granted(tokens)) if verb == Verb::AcquireMany => ctx.reply_integers(tokens.into_iter()),
-        Ok(Acquired::Granted(tokens)) => ctx.reply_integer(tokens.first().copied().unwrap_or(0)),
+        Ok(Acquired::Granted(grant)) => reply::granted(ctx, grant),
         Ok(Acquired::Denied) => ctx.reply_nil(),
         Ok(Acquired::Waiting(ticket)) => {
             // In a cluster all keys are in one slot, so the first key stands for all of them.
@@ -149,15 +148,15 @@ fn channel(ctx: Ctx<'_>, keys: &[Arg<'_>], options: &Options<'_>) -> Result<Opti
     notices::hold(name).map(Some).ok_or(Failure::Text(reply::NOTIFY_WITHOUT_NUMBER))
 }
 
-/// CLAIM requires BLOCK, and is at most the lease.
-fn check_claim(options: &Options<'_>, lease_ms: u64) -> Result<(), Failure> {
+/// The lease and the claim, in milliseconds. The claim is at most the lease; `TIMED` shortens it.
+fn lease_and_claim_ms(options: &Options<'_>) -> Result<(u64, Option<u64>), Failure> {
+    let lease_ms = lease_ms(options)?.unwrap_or_else(default_lease_ms);
     match options.integer(Opt::Claim) {
-        Some(_) if !options.has(Opt::Block) => Err(Failure::Text(reply::CLAIM_WITHOUT_BLOCK)),
-        Some(claim_ms) if claim_ms > lease_ms => {
+        Some(claim_ms) if claim_ms > lease_ms && !options.has(Opt::Timed) => {
             let text = format!("the claim of {claim_ms} ms is longer than the lease, which is {lease_ms} ms");
             Err(ArgumentError::new(text).into())
         }
-        _ => Ok(()),
+        claim_ms => Ok((lease_ms, claim_ms.map(|claim_ms| claim_ms.min(lease_ms)))),
     }
 }
 

@@ -20,7 +20,7 @@ impl<F: Family> Command for Cancel<F> {
         arity: -3,
         access: Access::Write,
         keys: KeyArguments::First,
-        summary: c"Ends the waiting request of an owner. Returns 1, or 0 if none waits.",
+        summary: c"Ends a request of an owner: any that waits, or the one with an id, which may be granted. Returns 1, or 0 if there was none.",
         complexity: c"O(log N) with N requests that wait on the key",
         arguments: || with_options(vec![owner_argument()], OPTIONS),
     };

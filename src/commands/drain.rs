@@ -45,6 +45,7 @@ fn drain(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         claim_ms: None,
         grace_ms: None,
         is_once: false,
+        is_timed: false,
         notify: None,
         ask: Ask::Try,
     };

@@ -42,7 +42,7 @@ pub(super) const fn words_of_hold<F: Family>() -> c_int {
 }
 
 /// The options of RENEW.
-pub(super) const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Note, Opt::Token];
+pub(super) const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Timed, Opt::Note, Opt::Token];
 
 /// The arguments after the key of a command that names a hold: owner, for a read-write lock the
 /// mode, options.
@@ -93,8 +93,18 @@ impl Family for Mutex {
         info: c"RLOCK.INFO",
         waiters: c"RLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once, Opt::Note];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[
+        Opt::Px,
+        Opt::Ex,
+        Opt::Block,
+        Opt::Notify,
+        Opt::Claim,
+        Opt::Session,
+        Opt::Req,
+        Opt::Once,
+        Opt::Timed,
+        Opt::Note,
+    ];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Keep, Opt::Token];
 }
 
@@ -127,6 +137,7 @@ impl Family for Fair {
         Opt::Session,
         Opt::Req,
         Opt::Once,
+        Opt::Timed,
         Opt::Note,
     ];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Keep, Opt::Token];
@@ -150,8 +161,18 @@ impl Family for RwLock {
         info: c"RRWLOCK.INFO",
         waiters: c"RRWLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] =
-        &[Opt::Px, Opt::Ex, Opt::Block, Opt::Notify, Opt::Claim, Opt::Session, Opt::Req, Opt::Once, Opt::Note];
+    const ACQUIRE_OPTIONS: &'static [Opt] = &[
+        Opt::Px,
+        Opt::Ex,
+        Opt::Block,
+        Opt::Notify,
+        Opt::Claim,
+        Opt::Session,
+        Opt::Req,
+        Opt::Once,
+        Opt::Timed,
+        Opt::Note,
+    ];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
 }
 
@@ -183,6 +204,7 @@ impl Family for Semaphore {
         Opt::Session,
         Opt::Req,
         Opt::Once,
+        Opt::Timed,
         Opt::Note,
     ];
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Permits, Opt::Req, Opt::Token];

@@ -1,4 +1,5 @@
-//! `RLOCK.MACQUIRE`, `RLOCK.MRELEASE`, `RLOCK.MRENEW`: `numkeys key [key …] owner …`
+//! `RLOCK.MACQUIRE`, `RLOCK.MRELEASE`, `RLOCK.MRENEW`, `RLOCK.MCANCEL`:
+//! `numkeys key [key …] owner …`
 //!
 //! In a cluster the server routes these commands by their first key, and the module checks the
 //! other keys. The commands do not report their keys with the flag `getkeys-api`: Valkey 8.0 and
@@ -8,7 +9,6 @@ use rlock_core::{Kind, Mode, Refusal, Verb, slot_of};
 
 use super::acquire::{Wanted, acquire_keys};
 use super::family::{Family, Mutex};
-use super::renew::renew_keys;
 use super::{Failure, check_master, lease_ms, owner_argument, reply_failure, with_options};
 use crate::arguments::{self, KeysAndOwner};
 use crate::execute;
@@ -17,9 +17,11 @@ use crate::options::{Opt, options_of_many};
 use crate::reply;
 use crate::server;
 
-const RELEASE_OPTIONS: &[Opt] = &[Opt::Req, Opt::Tokens];
+const RELEASE_OPTIONS: &[Opt] = &[Opt::Req, Opt::Tokens, Opt::Each];
 
-const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Note, Opt::Tokens];
+const RENEW_OPTIONS: &[Opt] = &[Opt::Px, Opt::Ex, Opt::Timed, Opt::Note, Opt::Tokens, Opt::Each];
+
+const CANCEL_OPTIONS: &[Opt] = &[Opt::Req];
 
 pub(super) struct Acquire;
 
@@ -78,13 +80,15 @@ fn release(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     check_slot(ctx, &keys)?;
     let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
     let (request_id, tokens) = (options.integer(Opt::Req), options.tokens());
-    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens, keep_ms: None };
+    let (is_each, keep_ms) = (options.has(Opt::Each), None);
+    let request = rlock_core::Release { verb, kind, owner, mode, count: 1, request_id, tokens, keep_ms, is_each };
     execute::on_keys(
         ctx,
         &keys,
         |engine, tx| engine.release(tx, &request),
         |released| match released {
-            Ok(left) => ctx.reply_integers(left.into_iter().map(u64::from)),
+            Ok(left) if is_each => ctx.reply_integers_or_nil(left.into_iter().map(|left| left.map(u64::from))),
+            Ok(left) => ctx.reply_integers(left.into_iter().map(|left| left.unwrap_or(0).into())),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),
         },
     );
@@ -117,16 +121,57 @@ fn renew(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
     check_master()?;
     check_slot(ctx, &keys)?;
     let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-    let request = rlock_core::Renew { kind, owner, mode, lease_ms: lease_ms(&options)?, tokens: options.tokens() };
+    let (lease_ms, tokens, is_each) = (lease_ms(&options)?, options.tokens(), options.has(Opt::Each));
+    let request = rlock_core::Renew { kind, owner, mode, lease_ms, tokens, is_each };
     execute::on_keys(
         ctx,
         &keys,
         |engine, tx| {
             tx.note = options.bytes(Opt::Note);
-            renew_keys(engine, tx, &request)
+            engine.renew(tx, &request)
         },
         |renewed| match renewed {
-            Ok(left_ms) => ctx.reply_integer(left_ms),
+            Ok(left_ms) if is_each => ctx.reply_integers_or_nil(left_ms.into_iter()),
+            Ok(left_ms) => ctx.reply_integer(left_ms.into_iter().flatten().min().unwrap_or(0)),
+            Err(refusal) => reply_refusal(ctx, &keys, refusal),
+        },
+    );
+    Ok(())
+}
+
+pub(super) struct Cancel;
+
+impl Command for Cancel {
+    const SPEC: CommandSpec = CommandSpec {
+        name: c"RLOCK.MCANCEL",
+        flags: c"write",
+        arity: -4,
+        access: Access::Write,
+        keys: KeyArguments::Counted,
+        summary: c"Ends the request of an owner for several keys, which waits or was granted. Returns 1, or 0 if there was none.",
+        complexity:
+            c"O(K log M) with K keys and M locks held on the server, plus O(K log N) with N waiters on the keys",
+        arguments: || with_options(vec![owner_argument()], CANCEL_OPTIONS),
+    };
+
+    fn run(ctx: Ctx<'_>, args: Args<'_>) {
+        reply_failure(ctx, cancel(ctx, args));
+    }
+}
+
+fn cancel(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
+    let many = arguments::keys_and_owner(args)?;
+    let request_id = options_of_many(args, &many, CANCEL_OPTIONS)?.integer(Opt::Req);
+    let KeysAndOwner { keys, owner, .. } = many;
+    check_master()?;
+    check_slot(ctx, &keys)?;
+    let request = rlock_core::Cancel { kind: Kind::Mutex, owner, request_id };
+    execute::on_keys(
+        ctx,
+        &keys,
+        |engine, tx| engine.cancel(tx, &request),
+        |cancelled| match cancelled {
+            Ok(has_ended) => ctx.reply_integer(u64::from(has_ended)),
             Err(refusal) => reply_refusal(ctx, &keys, refusal),
         },
     );
@@ -155,10 +200,6 @@ fn reply_refusal(ctx: Ctx<'_>, keys: &[Arg<'_>], refusal: Refusal) {
         Refusal::NotOwner { position } => {
             let name = keys.get(*position).map_or(&[][..], |key| key.bytes());
             ctx.reply_error(&reply::not_owner_of(name));
-        }
-        Refusal::ClaimsHeld { position } => {
-            let name = keys.get(*position).map_or(&[][..], |key| key.bytes());
-            ctx.reply_error(&reply::claims_held(name));
         }
         _ => reply::refusal(ctx, refusal),
     }

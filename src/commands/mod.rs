@@ -44,6 +44,7 @@ pub(crate) fn register(registrar: &Registrar<'_>) -> Result<(), LoadError> {
     registrar.command::<many::Acquire>()?;
     registrar.command::<many::Release>()?;
     registrar.command::<many::Renew>()?;
+    registrar.command::<many::Cancel>()?;
     registrar.command::<apply::Apply>()
 }
 
@@ -101,10 +102,12 @@ fn check_granting_master(ctx: Ctx<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The lease of PX or EX, in milliseconds. Fails if it is longer than `rlock.max-lease-ms`.
+/// The lease of PX or EX, in milliseconds. If it is longer than `rlock.max-lease-ms`, `TIMED`
+/// shortens it; otherwise this fails.
 fn lease_ms(options: &Options<'_>) -> Result<Option<u64>, Failure> {
     let (lease_ms, longest_ms) = (options.lease_ms(), exclusion::max_lease_ms());
     match lease_ms {
+        Some(lease_ms) if lease_ms > longest_ms && options.has(Opt::Timed) => Ok(Some(longest_ms)),
         Some(lease_ms) if lease_ms > longest_ms => {
             let text =
                 format!("the lease of {lease_ms} ms is longer than rlock.max-lease-ms, which is {longest_ms} ms");

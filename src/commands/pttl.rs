@@ -2,12 +2,13 @@
 
 use std::marker::PhantomData;
 
-use rlock_core::{Hold, Phase};
+use rlock_core::{Hold, Keyspace, Phase};
 
 use super::family::Family;
 use super::{Failure, read_lock, reply_failure, with_options};
 use crate::arguments;
 use crate::clock;
+use crate::execute::KEY;
 use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
 use crate::options::{Opt, options};
 
@@ -53,7 +54,7 @@ fn pttl<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         0 => ctx.reply_signed(NOT_HELD),
         left_ms => {
             // An EXPIRE on the key may end the hold before the lease does.
-            let expire_left_ms = Keys::open_to_peek(ctx, key).expire_left_ms();
+            let expire_left_ms = Keys::open_to_peek(ctx, key).expire_left_ms(KEY);
             ctx.reply_integer(expire_left_ms.map_or(left_ms, |expire_left_ms| left_ms.min(expire_left_ms)));
         }
     }

@@ -45,12 +45,13 @@ fn release<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         tokens: options.tokens(),
         // KEEP 0 is a plain RELEASE.
         keep_ms: options.integer(Opt::Keep).filter(|keep_ms| *keep_ms != 0),
+        is_each: false,
     };
     execute::on_key(
         ctx,
         target.key,
         |engine, tx| engine.release(tx, &request),
-        |left| ctx.reply_integer(left.first().copied().unwrap_or(0).into()),
+        |left| ctx.reply_integer(left.first().copied().flatten().unwrap_or(0).into()),
     );
     Ok(())
 }

@@ -1,13 +1,11 @@
-//! `RLOCK.RENEW key owner [PX ms | EX s] [NOTE text] [TOKEN t]`
+//! `RLOCK.RENEW key owner [PX ms | EX s] [TIMED] [NOTE text] [TOKEN t]`
 
 use std::marker::PhantomData;
-
-use rlock_core::{Engine, Refusal, Transaction};
 
 use super::family::{Family, RENEW_OPTIONS, arguments_of_hold, target, words_of_hold};
 use super::{Failure, check_master, lease_ms, reply_failure};
 use crate::execute;
-use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments, Keys};
+use crate::ffi::{Access, Args, Command, CommandSpec, Ctx, KeyArguments};
 use crate::options::{Opt, options};
 
 pub(super) struct Renew<F>(PhantomData<F>);
@@ -39,26 +37,16 @@ fn renew<F: Family>(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), Failure> {
         mode: target.mode,
         lease_ms: lease_ms(&options)?,
         tokens: options.tokens(),
+        is_each: false,
     };
     execute::on_key(
         ctx,
         target.key,
         |engine, tx| {
             tx.note = options.bytes(Opt::Note);
-            renew_keys(engine, tx, &request)
+            engine.renew(tx, &request)
         },
-        |left_ms| ctx.reply_integer(left_ms),
+        |left_ms| ctx.reply_integer(left_ms.first().copied().flatten().unwrap_or(0)),
     );
     Ok(())
-}
-
-/// Renews the holds of all keys. Returns the milliseconds until the first lease or the first key
-/// (EXPIRE) expires.
-pub(super) fn renew_keys(
-    engine: &mut Engine,
-    tx: &mut Transaction<'_, Keys<'_>>,
-    request: &rlock_core::Renew<'_>,
-) -> Result<u64, Refusal> {
-    let left_ms = engine.renew(tx, request)?;
-    Ok(tx.keys.expire_left_ms().map_or(left_ms, |expire_left_ms| left_ms.min(expire_left_ms)))
 }

@@ -204,6 +204,17 @@ impl<'c> Ctx<'c> {
         }
     }
 
+    /// An array of integers and nils.
+    pub(crate) fn reply_integers_or_nil(self, numbers: impl ExactSizeIterator<Item = Option<u64>>) {
+        self.reply_array(numbers.len());
+        for number in numbers {
+            match number {
+                Some(number) => self.reply_integer(number),
+                None => self.reply_nil(),
+            }
+        }
+    }
+
     /// Starts a map of `len` pairs (a flat array in RESP2).
     pub(crate) fn reply_map(self, len: usize) {
         // SAFETY: as in `reply_integer`.

@@ -163,11 +163,6 @@ impl<'c> Keys<'c> {
             unsafe { api!(RedisModule_SetExpire, open.handle, NO_EXPIRE) };
         }
     }
-
-    /// The milliseconds until the first of the keys expires, if a user has set an EXPIRE on any.
-    pub(crate) fn expire_left_ms(&self) -> Option<u64> {
-        self.iter().filter_map(expire_left_ms).min()
-    }
 }
 
 const NO_EXPIRE: raw::mstime_t = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
@@ -300,6 +295,10 @@ impl Keyspace for Keys<'_> {
         {
             open.removed = Some(lock);
         }
+    }
+
+    fn expire_left_ms(&self, id: KeyId) -> Option<u64> {
+        self.get(id).and_then(expire_left_ms)
     }
 
     fn client(&self) -> Option<u64> {

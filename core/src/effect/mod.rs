@@ -45,7 +45,7 @@ pub use parse::parse_effect;
 pub struct EffectError(pub &'static str);
 
 /// The longest text: a grant with the longest numbers.
-const LONGEST: usize = 160;
+const LONGEST: usize = 168;
 
 /// The text of an effect.
 #[derive(Debug)]
@@ -217,14 +217,18 @@ fn push_terms(facts: &mut Facts, terms: &Terms, now: Now) {
     push_number(facts, now.to_unix_ms(terms.deadline_us));
     push_number(facts, terms.lease_ms);
     match terms.request {
-        Some(RequestMark { id, verb }) => {
+        Some(RequestMark { id, verb, added }) => {
             push_number(facts, id);
             facts.push(match verb {
                 Verb::Acquire => b"a",
                 Verb::Release => b"r",
                 Verb::AcquireMany => b"A",
                 Verb::ReleaseMany => b"R",
+                Verb::Cancel => b"c",
             });
+            if verb.acquires() && added != 1 {
+                facts.push(itoa::Buffer::new().format(added).as_bytes());
+            }
         }
         None => push_word(facts, "-"),
     }
@@ -274,7 +278,7 @@ mod tests {
                 count: 1,
                 deadline_us: NOW.after_ms(30_000),
                 lease_ms: 30_000,
-                request: Some(RequestMark { id: 7, verb: Verb::Acquire }),
+                request: Some(RequestMark { id: 7, verb: Verb::Acquire, added: 1 }),
                 session_ms: None,
                 phase: Phase::Held,
                 note: Some((&b"host 1"[..]).into()),
@@ -323,7 +327,7 @@ mod tests {
             count: u32::MAX,
             deadline_us: u64::MAX,
             lease_ms: u64::MAX,
-            request: Some(RequestMark { id: u64::MAX, verb: Verb::Acquire }),
+            request: Some(RequestMark { id: u64::MAX, verb: Verb::Acquire, added: u32::MAX }),
             session_ms: Some(u64::MAX),
             phase: Phase::Unclaimed,
             note: Some((&b"n"[..]).into()),
@@ -333,7 +337,7 @@ mod tests {
         let mut facts = Facts::default();
         write_effect(&granted, WIDEST, &mut facts);
         let text = "granted semaphore exclusive 18446744073709551615 4294967295 18446744073709552 \
-                    18446744073709551615 18446744073709551615a 18446744073709551615 unclaimed noted";
+                    18446744073709551615 18446744073709551615a4294967295 18446744073709551615 unclaimed noted";
         assert_eq!(str::from_utf8(&facts), Ok(text));
     }
 

@@ -211,14 +211,23 @@ fn request(word: &str) -> Result<Option<RequestMark>, EffectError> {
     if word == "-" {
         return Ok(None);
     }
-    let (id, letter) = word.split_at_checked(word.len().saturating_sub(1)).ok_or(EffectError("request"))?;
+    let (at, letter) =
+        word.char_indices().find(|(_, letter)| letter.is_ascii_alphabetic()).ok_or(EffectError("request"))?;
+    let (id, added) = (word.get(..at).unwrap_or_default(), word.get(at.saturating_add(1)..).unwrap_or_default());
     let verb = match letter {
-        "a" => Verb::Acquire,
-        "r" => Verb::Release,
-        "A" => Verb::AcquireMany,
-        "R" => Verb::ReleaseMany,
+        'a' => Verb::Acquire,
+        'r' => Verb::Release,
+        'A' => Verb::AcquireMany,
+        'R' => Verb::ReleaseMany,
+        'c' => Verb::Cancel,
         _ => return Err(EffectError("request")),
     };
     let id = parse_number(id, 1..=i64::MAX.unsigned_abs(), "request id")?;
-    Ok(Some(RequestMark { id, verb }))
+    let added = match (verb.acquires(), added) {
+        (true, "") => 1,
+        (false, "") => 0,
+        (true, added) => parse_number(added, 0..=u64::from(u32::MAX), "added count")?,
+        (false, _) => return Err(EffectError("added count")),
+    };
+    Ok(Some(RequestMark { id, verb, added: u32::try_from(added).map_err(|_| EffectError("added count"))? }))
 }

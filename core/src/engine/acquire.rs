@@ -19,18 +19,16 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision, Value};
+use crate::outbox::{Grant, Tokens};
 use crate::registry::{NameId, Position, Rank, Waiter};
 use crate::request::{Ask, Refusal, Request, Verb};
 use crate::statistics::count;
 
-/// The tokens of a request's keys, in key order.
-pub type Tokens = SmallVec<[u64; 1]>;
-
 /// The answer to ACQUIRE and MACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// The owner holds the lock, with these tokens.
-    Granted(Tokens),
+    /// The owner holds the lock.
+    Granted(Grant),
     /// Not granted, and the request does not wait.
     Denied,
     /// The request waits under this ticket.
@@ -54,9 +52,11 @@ struct Earlier {
 
 /// The position of a waiter in each of its queues.
 #[derive(Clone, Copy)]
-struct Standing {
-    rank: Rank,
-    arrival: u64,
+pub(super) struct Standing {
+    pub(super) rank: Rank,
+    pub(super) arrival: u64,
+    /// See [`Waiter::since_us`].
+    pub(super) since_us: u64,
     /// The request may close a cycle: a search is pending, or the earlier request made no edges,
     /// because it had timed out or was cut off.
     is_suspected: bool,
@@ -93,7 +93,6 @@ impl Engine {
     fn is_alone(&self, tx: &mut Transaction<'_, impl Keyspace>, request: &Request) -> bool {
         tx.keys.count() == 1
             && request.request_id.is_none()
-            && (request.verb == Verb::Acquire || request.claim_ms.is_none())
             && tx.limits.may_grant == MayGrant::Yes
             && self.is_uncontended(&mut tx.at(KEY))
     }
@@ -116,9 +115,9 @@ impl Engine {
             decision => {
                 let token = self.grant_key(&mut tx.at(KEY), owner, request, &decision);
                 self.close_key(tx.keys, KEY);
-                let token = token?;
+                let tokens = smallvec![token?];
                 count(&mut self.stats.of(request.kind).granted_at_once);
-                Ok(Acquired::Granted(smallvec![token]))
+                Ok(granted_at_once(tx, request, tokens))
             }
         }
     }
@@ -134,7 +133,6 @@ impl Engine {
             self.release_own_place(&mut tx.at(KEY), owner);
         }
         let mut decisions = self.decide(tx, owner, request, Position::LAST)?;
-        check_claim(tx, owner, request, &decisions)?;
         if tx.limits.may_grant != MayGrant::Yes {
             return self.acquire_later(tx, owner, request);
         }
@@ -142,7 +140,7 @@ impl Engine {
             let (client, note) = (tx.keys.client(), tx.note);
             self.confirm(&mut tx.at(KEY), *token);
             self.repeat(&mut tx.at(KEY), *token, request, client, note);
-            return Ok(Acquired::Granted(smallvec![*token]));
+            return Ok(granted_at_once(tx, request, smallvec![*token]));
         }
         let earlier = self.earlier(tx, owner, request)?;
         if let Some(place) = earlier.place {
@@ -151,7 +149,8 @@ impl Engine {
         if is_granted(&decisions) {
             self.check_tokens(tx, owner, request)?;
             self.supersede(tx, &earlier, request);
-            return self.grant_all(tx, owner, request, &decisions).map(Acquired::Granted);
+            let tokens = self.grant_all(tx, owner, request, &decisions)?;
+            return Ok(granted_at_once(tx, request, tokens));
         }
         if request.ask != Ask::Try {
             return self.wait(tx, owner, request, &earlier);
@@ -293,8 +292,11 @@ impl Engine {
         };
         let mut ticket = None;
         if waits {
-            let rank = earlier.place.map_or_else(|| rank_of(tx, owner, &request), |place| place.rank);
-            let entered = self.enter(tx, owner, &request, rank, arrival);
+            let standing = earlier.place.unwrap_or_else(|| {
+                let rank = rank_of(tx, owner, &request);
+                Standing { rank, arrival, since_us: tx.now.mono_us, is_suspected: false }
+            });
+            let entered = self.enter(tx, owner, &request, Standing { arrival, ..standing });
             match earlier.place {
                 // The edges of the earlier request were searched, or a search is pending. On a fair
                 // lock the value may have been replaced since, so its edges are searched again.
@@ -371,7 +373,12 @@ impl Engine {
             earlier.is_repeat |= is_repeat;
             if is_same {
                 let is_suspected = waiter.is_suspected() || self.registry.has_wait_ended(waiter, tx.now);
-                earlier.place = Some(Standing { rank: waiter.rank(), arrival: waiter.arrival(), is_suspected });
+                // A message counts from the first copy of the request: its owner cannot know which
+                // copy has led to the message. A reply counts from the copy that it answers.
+                let is_copy = is_repeat && request.notify.is_some();
+                let since_us = if is_copy { waiter.since_us() } else { tx.now.mono_us };
+                let (rank, arrival) = (waiter.rank(), waiter.arrival());
+                earlier.place = Some(Standing { rank, arrival, since_us, is_suspected });
             }
             earlier.tickets.push(ticket);
         }
@@ -388,23 +395,10 @@ fn is_same_thing(waiter: &Waiter, request: &Request, names: &[Option<NameId>]) -
         && names.iter().all(|name| name.is_some_and(|name| waiter.names().contains(&name)))
 }
 
-/// Refuses `CLAIM` on a MACQUIRE whose owner holds some of the keys: a claim limits a new hold, and
-/// here only some would be new.
-fn check_claim(
-    tx: &Transaction<'_, impl Keyspace>,
-    owner: &[u8],
-    request: &Request,
-    decisions: &[Decision],
-) -> Result<(), Refusal> {
-    let holds_all = decisions.iter().all(|decision| matches!(decision, Decision::Repeat(_) | Decision::Held(_)));
-    if request.claim_ms.is_none() || request.verb != Verb::AcquireMany || holds_all {
-        return Ok(());
-    }
-    let is_held = |id: &KeyId| {
-        let hold = tx.keys.value(*id).hold(request.kind, owner, request.mode, tx.now);
-        hold.is_ok_and(|hold| hold.is_some())
-    };
-    tx.ids().find(is_held).map_or(Ok(()), |id| Err(Refusal::ClaimsHeld { position: id.0 }))
+/// The answer to a request that is granted without waiting.
+fn granted_at_once(tx: &Transaction<'_, impl Keyspace>, request: &Request, tokens: Tokens) -> Acquired {
+    let belief = request.is_timed.then(|| tx.belief(&tokens, tx.now.mono_us));
+    Acquired::Granted(Grant { tokens, is_many: request.verb == Verb::AcquireMany, belief })
 }
 
 fn is_granted(decisions: &[Decision]) -> bool {

@@ -1,28 +1,29 @@
-//! CANCEL: an owner withdraws its waiting request.
+//! CANCEL and MCANCEL: an owner withdraws a request, which waits or was granted.
 
 use super::Engine;
 use super::fair::place_of;
-use super::transaction::Transaction;
-use crate::event::{Event, LeaveCause};
-use crate::keyspace::{KeyId, Keyspace};
-use crate::kind::Kind;
+use super::transaction::{At, Transaction};
+use crate::event::{ChangeCause, EndCause, Event, LeaveCause, Terms};
+use crate::keyspace::Keyspace;
+use crate::kind::{Kind, Mode};
 use crate::outbox::Answer;
 use crate::place::Place;
 use crate::registry::Waiter;
-use crate::request::{Cancel, Refusal};
-
-const KEY: KeyId = KeyId(0);
+use crate::request::{Cancel, Refusal, RequestMark, Verb};
 
 impl Engine {
-    /// CANCEL. Reconciles the key first, and so grants a request that can be granted. Returns
-    /// whether it ended a request or gave up a place on a fair lock.
+    /// CANCEL, MCANCEL. Reconciles the keys first, and so grants a request that can be granted.
+    /// Returns whether it ended a wait, gave up a place on a fair lock, or took back what the
+    /// request had added to a hold.
     ///
     /// # Errors
     ///
-    /// [`Refusal::WrongType`] if the key holds something else.
+    /// [`Refusal::WrongType`] if a key holds something else; nothing was changed.
     pub fn cancel(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Cancel<'_>) -> Result<bool, Refusal> {
         self.budget.begin_command(tx.keys.count());
-        self.reconcile(&mut tx.at(KEY), false);
+        for id in tx.ids() {
+            self.reconcile(&mut tx.at(id), false);
+        }
         let ended = self.cancel_reconciled(tx, request);
         self.close(tx);
         ended
@@ -33,12 +34,34 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         request: &Cancel<'_>,
     ) -> Result<bool, Refusal> {
-        match tx.keys.value(KEY).of_kind(request.kind, tx.now) {
-            Ok(_) | Err(Refusal::NoSemaphore) => {}
-            Err(refusal) => return Err(refusal),
+        for id in tx.ids() {
+            match tx.keys.value(id).of_kind(request.kind, tx.now) {
+                Ok(_) | Err(Refusal::NoSemaphore) => {}
+                Err(refusal) => return Err(refusal),
+            }
         }
-        let has_place = self.cancels_place(tx, request)?;
-        let own = self.name(&mut tx.at(KEY)).and_then(|name| self.registry.own_wait(request.owner, name));
+        let mut has_ended = false;
+        for id in tx.ids() {
+            let at = &mut tx.at(id);
+            // Both: a request that holds may wait for more.
+            let ends_wait = self.cancel_wait(at, request)?;
+            let ends_hold = self.cancel_holds(at, request);
+            if ends_wait {
+                self.reconcile(at, false);
+            }
+            if ends_hold {
+                self.hand_over(at);
+            }
+            has_ended |= ends_wait || ends_hold;
+        }
+        Ok(has_ended)
+    }
+
+    /// Ends the wait of the owner, and gives up its place on a fair lock. Returns whether there was
+    /// one.
+    fn cancel_wait(&mut self, at: &mut At<'_, '_, impl Keyspace>, request: &Cancel<'_>) -> Result<bool, Refusal> {
+        let has_place = self.cancels_place(at, request)?;
+        let own = self.name(at).and_then(|name| self.registry.own_wait(request.owner, name));
         let is_meant = |ticket: &u64| {
             self.registry.get(*ticket).map(Waiter::request).is_some_and(|waiting| {
                 let has_id = request.request_id.is_none_or(|id| waiting.request_id == Some(id));
@@ -49,16 +72,12 @@ impl Engine {
         };
         let ticket = own.filter(is_meant);
         if let Some(ticket) = ticket {
-            self.answer(tx, ticket, Answer::Cancelled);
+            self.answer(at, ticket, Answer::Cancelled);
         }
         if has_place {
-            self.commit(&mut tx.at(KEY), Event::Left { owner: request.owner.into(), cause: LeaveCause::Cancelled });
+            self.commit(at, Event::Left { owner: request.owner.into(), cause: LeaveCause::Cancelled });
         }
-        let has_ended = ticket.is_some() || has_place;
-        if has_ended {
-            self.reconcile(&mut tx.at(KEY), false);
-        }
-        Ok(has_ended)
+        Ok(ticket.is_some() || has_place)
     }
 
     /// Whether the owner has a place on a fair lock that the request cancels.
@@ -71,5 +90,36 @@ impl Engine {
         };
         let place = place_of(tx, request.owner)?.filter(lasts);
         Ok(place.is_some_and(|place| request.request_id.is_none_or(|id| place.request_id == Some(id))))
+    }
+
+    /// Takes back what the request has added to the owner's holds. What it found with `ONCE` ends.
+    fn cancel_holds(&mut self, at: &mut At<'_, '_, impl Keyspace>, request: &Cancel<'_>) -> bool {
+        let Some(id) = request.request_id else {
+            return false;
+        };
+        let mut has_ended = false;
+        for mode in Mode::ALL {
+            let Ok(Some((token, terms))) = at.live_terms(request.kind, request.owner, mode) else {
+                continue;
+            };
+            let Some(mark) = terms.request.filter(|mark| mark.is_cancelled_by(id)) else {
+                continue;
+            };
+            self.confirm(at, token);
+            let left = if mark.added == 0 { 0 } else { terms.count.saturating_sub(mark.added) };
+            self.commit(
+                at,
+                if left == 0 {
+                    Event::Ended { token, cause: EndCause::Released }
+                } else {
+                    // A copy of the request that arrives late is stale.
+                    let mark = RequestMark { id, verb: Verb::Cancel, added: 0 };
+                    let terms = Terms { count: left, request: Some(mark), ..terms };
+                    Event::Changed { token, cause: ChangeCause::Released, terms }
+                },
+            );
+            has_ended = true;
+        }
+        has_ended
     }
 }

@@ -9,7 +9,6 @@ use super::transaction::{At, Transaction};
 use crate::event::{ChangeCause, Event, Phase, Terms, note_after};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Mode;
-use crate::limits::Limits;
 use crate::lock::admission::Value;
 use crate::request::{Refusal, Request, RequestMark};
 use crate::sessions::Binding;
@@ -32,8 +31,8 @@ pub(super) struct Renewal<'a> {
 pub(super) enum GrantTiming<'a> {
     /// It did not wait: its reply is the grant.
     AtOnce,
-    /// It waited, so its owner may be gone. With `CLAIM` a new hold expires with the claim. A
-    /// further grant leaves the phase of an existing hold as it is.
+    /// It waited, so its owner may be gone. What it adds to an existing hold lasts for the claim
+    /// too, and leaves the phase of the hold as it is.
     AfterWait {
         /// `NOTE text` of the request that waited.
         note: Option<&'a [u8]>,
@@ -41,12 +40,13 @@ pub(super) enum GrantTiming<'a> {
 }
 
 impl GrantTiming<'_> {
-    /// The duration and the phase of a new hold.
-    fn duration_and_phase(self, request: &Request, limits: &Limits) -> (u64, Phase) {
-        match self {
-            GrantTiming::AfterWait { .. } if request.claim_ms.is_some() => (request.unclaimed_ms(), Phase::Unclaimed),
-            GrantTiming::AfterWait { .. } if limits.marks_unclaimed => (request.lease_ms, Phase::Unclaimed),
-            GrantTiming::AfterWait { .. } | GrantTiming::AtOnce => (request.lease_ms, Phase::Held),
+    /// The duration of the grant, and the phase of a hold that begins with it.
+    fn duration_and_phase(self, request: &Request, is_reentry: bool) -> (u64, Phase) {
+        match request.claim_ms {
+            Some(claim_ms) if !(is_reentry && matches!(self, GrantTiming::AtOnce)) => {
+                (claim_ms.min(request.lease_ms), Phase::Unclaimed)
+            }
+            _ => (request.lease_ms, Phase::Held),
         }
     }
 }
@@ -95,7 +95,7 @@ impl Engine {
             GrantTiming::AtOnce => at.note,
             GrantTiming::AfterWait { note } => note,
         };
-        let (lasts_ms, phase) = timing.duration_and_phase(request, &at.limits);
+        let (lasts_ms, phase) = timing.duration_and_phase(request, is_reentry);
         let deadline_us = at.now.after_ms(lasts_ms);
         // Each arm commits its own event: inlined for a known variant, the code is smaller and
         // faster.
@@ -105,7 +105,7 @@ impl Engine {
                     count: terms.count.checked_add(request.count).ok_or(Refusal::CountOverflow)?,
                     deadline_us: terms.deadline_us.max(deadline_us),
                     lease_ms: request.lease_ms,
-                    request: RequestMark::after(terms.request, request.request_id, request.verb),
+                    request: request.mark(request.count).or(terms.request),
                     session_ms: request.session_ms.or(terms.session_ms),
                     phase: if matches!(timing, GrantTiming::AtOnce) { Phase::Held } else { terms.phase },
                     note: note_after(terms.note, note),
@@ -122,7 +122,7 @@ impl Engine {
                     count: request.count,
                     deadline_us,
                     lease_ms: request.lease_ms,
-                    request: RequestMark::after(None, request.request_id, request.verb),
+                    request: request.mark(request.count),
                     session_ms: request.session_ms,
                     phase,
                     note: note_after(None, note),
@@ -156,7 +156,11 @@ impl Engine {
             lease_ms: Some(request.lease_ms),
             session_ms: request.session_ms,
             client,
-            mark: RequestMark::after(terms.request, request.request_id, request.verb),
+            // A retry adds nothing to what its request has added before.
+            mark: match terms.request {
+                Some(last) if Some(last.id) == request.request_id => Some(last),
+                last => request.mark(0).or(last),
+            },
             note,
             // A WAIT after this request then proves that replicas have the hold.
             always: true,
@@ -164,14 +168,14 @@ impl Engine {
         self.renew_hold(at, token, terms, &renewal);
     }
 
-    /// Gives a hold a new lease, which never shortens the deadline. Returns the deadline.
+    /// Gives a hold a new lease, which never shortens the deadline.
     pub(super) fn renew_hold(
         &mut self,
         at: &mut At<'_, '_, impl Keyspace>,
         token: u64,
         terms: Terms,
         renewal: &Renewal<'_>,
-    ) -> u64 {
+    ) {
         let lease_ms = renewal.lease_ms.unwrap_or(terms.lease_ms).min(at.limits.max_lease_ms);
         let renewed = Terms {
             deadline_us: terms.deadline_us.max(at.now.after_ms(lease_ms)),
@@ -182,7 +186,6 @@ impl Engine {
             note: note_after(terms.note.clone(), renewal.note),
             ..terms
         };
-        let deadline_us = renewed.deadline_us;
         if renewal.always || renewed != terms {
             self.commit(at, Event::Changed { token, cause: ChangeCause::Renewed, terms: renewed });
         }
@@ -190,7 +193,6 @@ impl Engine {
             Some(client) => self.bind(at, token, client),
             None => self.keep_session(at, token),
         }
-        deadline_us
     }
 
     /// Keeps the session of a hold that was used without a connection, as in a script: the owner

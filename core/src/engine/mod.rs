@@ -74,10 +74,10 @@ use crate::time::{MAX_TOKEN, Now, TOKEN_CLOCK_END_US};
 use self::transaction::At;
 
 pub use crate::backlog::Offer;
-pub use acquire::{Acquired, Tokens};
+pub use acquire::Acquired;
 pub use contention::{Contended, Longest};
 pub use job::Job;
-pub use release::HoldsLeft;
+pub use release::{HoldsLeft, LeasesLeft};
 pub use transaction::Transaction;
 pub use views::WaiterView;
 

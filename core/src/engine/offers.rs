@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 
 use super::Engine;
+use super::serve::granted_after_wait;
 use super::transaction::Transaction;
 use crate::backlog::Offer;
 use crate::budget::{ANSWER, CHANGE};
@@ -11,7 +12,7 @@ use crate::bytes::{Key, KeyRef, Owner};
 use crate::keyspace::{KeyId, Keyspace};
 use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision};
-use crate::outbox::Answer;
+use crate::outbox::{Answer, Tokens};
 use crate::registry::{Left, NameId, Waiter};
 use crate::request::Refusal;
 use crate::statistics::count;
@@ -119,7 +120,7 @@ impl Engine {
         let Some(Left { waiter, .. }) = self.registry.leave(ticket) else {
             return;
         };
-        let mut tokens = Vec::with_capacity(decisions.len());
+        let mut tokens = Tokens::with_capacity(decisions.len());
         for (id, decision) in tx.ids().zip(&decisions) {
             match self.grant_pending(&mut tx.at(id), ticket, owner.as_slice(), &waiter, decision) {
                 Ok(token) => tokens.push(token),
@@ -136,6 +137,7 @@ impl Engine {
             count(&mut self.stats.of(waiter.request().kind).handed_over);
         }
         self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
-        tx.out.answer(ticket, waiter.notice(), Answer::GrantedMany(tokens.into()));
+        let grant = granted_after_wait(tx, &waiter, tokens);
+        tx.out.answer(ticket, waiter.notice(), Answer::Granted(grant));
     }
 }

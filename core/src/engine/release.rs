@@ -15,7 +15,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::Hold;
 use crate::lock::admission;
-use crate::request::{Refusal, Release, Renew, RequestMark, is_meant};
+use crate::request::{Refusal, Release, Renew, is_meant};
 
 /// The key of a request for one key.
 const KEY: KeyId = KeyId(0);
@@ -23,8 +23,12 @@ const KEY: KeyId = KeyId(0);
 /// The answer to RELEASE with KEEP: the lock is not free.
 const KEPT: u32 = 1;
 
-/// The remaining counts of the owner's holds, in the order of the keys.
-pub type HoldsLeft = SmallVec<[u32; 1]>;
+/// The remaining counts of the owner's holds, in the order of the keys. `None`: the owner does not
+/// hold the key.
+pub type HoldsLeft = SmallVec<[Option<u32>; 1]>;
+
+/// The milliseconds left of the owner's holds, like [`HoldsLeft`].
+pub type LeasesLeft = SmallVec<[Option<u64>; 1]>;
 
 /// The hold that RELEASE refers to: its token and count, and whether the request is a repeat.
 struct ReleaseTarget {
@@ -69,7 +73,7 @@ impl Engine {
     /// # Errors
     ///
     /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or whose hold has
-    /// another token than given; nothing was changed.
+    /// another token than given, unless [`Release::is_each`]; nothing was changed.
     pub fn release(
         &mut self,
         tx: &mut Transaction<'_, impl Keyspace>,
@@ -84,15 +88,15 @@ impl Engine {
                 targets.push(ReleaseTarget::under(&tx.at(id), request)?);
             }
             let was_done = targets.iter().flatten().any(|target| target.is_repeat);
-            if let Some(position) = targets.iter().position(Option::is_none).filter(|_| !was_done) {
+            if let Some(position) = targets.iter().position(Option::is_none).filter(|_| !was_done && !request.is_each) {
                 return Err(Refusal::NotOwner { position });
             }
             let mut left = HoldsLeft::new();
             for (id, target) in tx.ids().zip(&targets) {
                 left.push(match target {
-                    None => 0,
-                    Some(ReleaseTarget { count, is_repeat: true, .. }) => *count,
-                    Some(target) => engine.release_hold(&mut tx.at(id), request, target),
+                    None => None,
+                    Some(ReleaseTarget { count, is_repeat: true, .. }) => Some(*count),
+                    Some(target) => Some(engine.release_hold(&mut tx.at(id), request, target)),
                 });
             }
             for id in tx.ids() {
@@ -110,11 +114,11 @@ impl Engine {
     ) -> Result<HoldsLeft, Refusal> {
         let target = ReleaseTarget::under(&tx.at(KEY), request)?.ok_or(Refusal::NotOwner { position: 0 })?;
         if target.is_repeat {
-            return Ok(HoldsLeft::from_elem(target.count, 1));
+            return Ok(HoldsLeft::from_elem(Some(target.count), 1));
         }
         let left = self.release_hold(&mut tx.at(KEY), request, &target);
         self.close_key(tx.keys, KEY);
-        Ok(HoldsLeft::from_elem(left, 1))
+        Ok(HoldsLeft::from_elem(Some(left), 1))
     }
 
     /// Subtracts the count of a request from a hold, or ends it. Returns what is left.
@@ -135,8 +139,7 @@ impl Engine {
         match terms {
             None => self.commit_inline(at, Event::Ended { token, cause: EndCause::Released }),
             Some(terms) => {
-                let mark = RequestMark::after(terms.request, request.request_id, request.verb);
-                let terms = Terms { count: left, request: mark, ..terms };
+                let terms = Terms { count: left, request: request.mark().or(terms.request), ..terms };
                 self.commit_inline(at, Event::Changed { token, cause: ChangeCause::Released, terms });
             }
         }
@@ -151,7 +154,7 @@ impl Engine {
         self.unbind_hold(at, token);
         let terms = Terms {
             deadline_us: at.now.after_ms(keep_ms),
-            request: RequestMark::after(terms.request, request.request_id, request.verb),
+            request: request.mark().or(terms.request),
             session_ms: None,
             phase: Phase::Kept,
             note: None,
@@ -162,40 +165,51 @@ impl Engine {
 
     /// Serves the queue after a hold ended or permits were returned. If the key is still dirty, the
     /// timer serves it.
-    fn hand_over(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+    pub(super) fn hand_over(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
         if !self.is_dirty(at) {
             self.grant_next(at, true);
         }
     }
 
-    /// RENEW, MRENEW. Returns the shortest remaining lease, in milliseconds.
+    /// RENEW, MRENEW. Returns how long each hold lasts: until its lease ends, or its key expires.
     ///
     /// # Errors
     ///
     /// [`Refusal::NotOwner`] names the first key that the owner does not hold, or whose hold has
-    /// another token than given; nothing was changed.
-    pub fn renew(&mut self, tx: &mut Transaction<'_, impl Keyspace>, request: &Renew<'_>) -> Result<u64, Refusal> {
+    /// another token than given, unless [`Renew::is_each`]; nothing was changed.
+    pub fn renew(
+        &mut self,
+        tx: &mut Transaction<'_, impl Keyspace>,
+        request: &Renew<'_>,
+    ) -> Result<LeasesLeft, Refusal> {
         self.run_plain(tx, |engine, tx| {
-            let mut holds: SmallVec<[(u64, Terms); 1]> = SmallVec::new();
+            let mut holds: SmallVec<[Option<(u64, Terms)>; 1]> = SmallVec::new();
             for id in tx.ids() {
                 let held = tx
                     .at(id)
                     .live_terms(request.kind, request.owner, request.mode)?
                     .filter(|(token, _)| is_meant(request.tokens, id.0, *token));
-                let (token, terms) = held.ok_or(Refusal::NotOwner { position: id.0 })?;
-                tx.limits.may_grant.check_renewal(terms.phase)?;
-                holds.push((token, terms));
+                if held.is_none() && !request.is_each {
+                    return Err(Refusal::NotOwner { position: id.0 });
+                }
+                holds.push(held);
             }
-            let mut smallest_us = u64::MAX;
-            for (id, (token, terms)) in tx.ids().zip(holds) {
+            tx.limits.may_grant.check_renewal()?;
+            let mut left = LeasesLeft::new();
+            for (id, held) in tx.ids().zip(holds) {
+                let Some((token, terms)) = held else {
+                    left.push(None);
+                    continue;
+                };
                 engine.confirm(&mut tx.at(id), token);
                 let client = if terms.session_ms.is_some() { tx.keys.client() } else { None };
                 let mark = terms.request;
                 let (lease_ms, note) = (request.lease_ms, tx.note);
                 let renewal = Renewal { lease_ms, session_ms: None, client, mark, note, always: false };
-                smallest_us = smallest_us.min(engine.renew_hold(&mut tx.at(id), token, terms, &renewal));
+                engine.renew_hold(&mut tx.at(id), token, terms, &renewal);
+                left.push(Some(tx.now.left_ms(tx.ends_us(id, token))));
             }
-            Ok(tx.now.left_ms(smallest_us))
+            Ok(left)
         })
     }
 

@@ -1,5 +1,7 @@
 //! Grants one waiter, or refuses it.
 
+use smallvec::smallvec;
+
 use super::Engine;
 use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
@@ -8,7 +10,7 @@ use crate::event::{Event, LeaveCause};
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
 use crate::lock::admission::Decision;
-use crate::outbox::Answer;
+use crate::outbox::{Answer, Grant, Tokens};
 use crate::pending_grants::PendingGrant;
 use crate::registry::{Left, Waiter};
 use crate::request::Refusal;
@@ -34,7 +36,11 @@ impl Engine {
             self.stats.count_wait(waiter.request().kind, waiter.since_us(), at.now);
             self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
         }
-        at.out.answer(ticket, waiter.notice(), given.map_or_else(Answer::Refused, Answer::Granted));
+        let answer = match given {
+            Ok(token) => Answer::Granted(granted_after_wait(at, &waiter, smallvec![token])),
+            Err(refusal) => Answer::Refused(refusal),
+        };
+        at.out.answer(ticket, waiter.notice(), answer);
         if !is_granted {
             self.leave_place(at, owner);
         }
@@ -126,4 +132,12 @@ impl Engine {
         }
         Ok(token)
     }
+}
+
+/// The answer to a waiter that was granted its request.
+pub(super) fn granted_after_wait(tx: &Transaction<'_, impl Keyspace>, waiter: &Waiter, tokens: Tokens) -> Grant {
+    let request = waiter.request();
+    let is_told = request.is_timed || request.notify.is_some();
+    let belief = is_told.then(|| tx.belief(&tokens, waiter.since_us()));
+    Grant { tokens, is_many: waiter.is_many(), belief }
 }

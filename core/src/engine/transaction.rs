@@ -11,7 +11,7 @@ use crate::kind::{Kind, Mode};
 use crate::limits::Limits;
 use crate::lock::admission::Value;
 use crate::lock::{Hold, Lock};
-use crate::outbox::Outbox;
+use crate::outbox::{Belief, Outbox};
 use crate::registry::{NameId, Registry};
 use crate::request::Refusal;
 use crate::time::Now;
@@ -37,6 +37,23 @@ impl<'t, K: Keyspace> Transaction<'t, K> {
     /// Creates a transaction that has done nothing yet.
     pub fn new(now: Now, limits: Limits, keys: &'t mut K, out: &'t mut Outbox) -> Self {
         Self { now, limits, keys, out, note: None, names: SmallVec::new() }
+    }
+
+    /// How long an owner whose request was received at `from_us` can believe in its holds.
+    pub(super) fn belief(&self, tokens: &[u64], from_us: u64) -> Belief {
+        let until_us = self.ids().zip(tokens).map(|(id, token)| self.ends_us(id, *token)).min().unwrap_or(0);
+        Belief { from_us, until_us }
+    }
+
+    /// When a hold ends, or its key expires.
+    pub(super) fn ends_us(&self, id: KeyId, token: u64) -> u64 {
+        let Value::Lock(lock) = self.keys.value(id) else {
+            return 0;
+        };
+        let deadline_us = lock.hold_with_token(token).map_or(0, Hold::deadline_us);
+        // A grant of this transaction may have cleared the EXPIRE.
+        let expire_ms = if self.out.clears_expire(id) { None } else { self.keys.expire_left_ms(id) };
+        expire_ms.map_or(deadline_us, |expire_ms| deadline_us.min(self.now.after_ms(expire_ms)))
     }
 
     /// All open keys.

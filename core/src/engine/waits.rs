@@ -1,12 +1,13 @@
 //! The begin and the end of a wait. `serve.rs` ends a wait with a grant.
 
 use super::Engine;
+use super::acquire::Standing;
 use super::transaction::Transaction;
 use crate::budget::{ANSWER, CHANGE, PARTS_PER_CHANGE};
 use crate::keyspace::Keyspace;
 use crate::kind::Kind;
 use crate::outbox::{Answer, Outbox};
-use crate::registry::{Entrant, Left, Outcome, Rank, RequestNames, Waiter, search_deadlock};
+use crate::registry::{Entrant, Left, Outcome, RequestNames, Waiter, search_deadlock};
 use crate::request::{Channel, Refusal, Request};
 use crate::statistics::count;
 use crate::time::Now;
@@ -41,8 +42,7 @@ impl Engine {
         tx: &mut Transaction<'_, impl Keyspace>,
         owner: &[u8],
         request: &Request,
-        rank: Rank,
-        arrival: u64,
+        Standing { rank, arrival, since_us, .. }: Standing,
     ) -> u64 {
         let names: RequestNames = tx.ids().map(|id| self.intern(tx.keys.key(id))).collect();
         let entrant = Entrant {
@@ -53,8 +53,9 @@ impl Engine {
             request: *request,
             note: tx.note,
             client: tx.keys.client(),
+            since_us,
         };
-        let ticket = self.registry.enter(entrant, tx.now);
+        let ticket = self.registry.enter(entrant);
         for (id, name) in tx.ids().zip(names) {
             if self.registry.len_under(name) == 1 {
                 self.copy_holders(tx.keys, id, name);
@@ -106,11 +107,7 @@ impl Engine {
             Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => {
                 count(&mut self.stats.of(kind).disconnected);
             }
-            Answer::Granted(_)
-            | Answer::GrantedMany(_)
-            | Answer::Superseded
-            | Answer::Continued
-            | Answer::Cancelled => {}
+            Answer::Granted(_) | Answer::Superseded | Answer::Continued | Answer::Cancelled => {}
         }
         if waiter.is_many() {
             // It left the queue of each of its keys. If the budget is too small for that, the turn

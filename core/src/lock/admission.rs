@@ -260,6 +260,7 @@ mod tests {
             claim_ms: None,
             grace_ms: None,
             is_once: false,
+            is_timed: false,
             notify: None,
             ask: Ask::Try,
         }

@@ -283,7 +283,7 @@ mod tests {
             for lease_ms in [1, u64::from(u32::MAX), 1 << 32, MAX_LEASE_MS] {
                 for (request, phase) in [
                     (None, Phase::Held),
-                    (Some(RequestMark { id: 7, verb: Verb::Acquire }), Phase::Unclaimed),
+                    (Some(RequestMark { id: 7, verb: Verb::Acquire, added: 1 }), Phase::Unclaimed),
                     (None, Phase::Kept),
                 ] {
                     let terms = Terms { count, deadline_us: 9, lease_ms, request, session_ms: None, phase, note: None };

@@ -201,7 +201,7 @@ fn memory_usage_matches_the_allocated_bytes() {
     let held = claimed_and_allocated(Kind::Mutex, |lock| grant(lock, 1, Mode::Exclusive));
     assert_eq!(held.0, held.1, "the bytes of one hold are exact");
     let numbered = claimed_and_allocated(Kind::Mutex, |lock| {
-        let request = RequestMark { id: 7, verb: Verb::Acquire };
+        let request = RequestMark { id: 7, verb: Verb::Acquire, added: 1 };
         let terms = Terms { session_ms: Some(5), request: Some(request), ..Terms::plain(1, NOW.mono_us + 1) };
         lock.apply(Event::Granted { kind: Kind::Mutex, owner: owner(1), mode: Mode::Exclusive, token: 1, terms });
         for client in 0..9 {

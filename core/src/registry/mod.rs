@@ -229,7 +229,6 @@ mod tests {
     use super::*;
     use crate::kind::Mode;
     use crate::request::{Ask, Channel, Request, Verb};
-    use crate::time::Now;
 
     #[test]
     fn records_have_the_documented_sizes() {
@@ -261,14 +260,16 @@ mod tests {
                     claim_ms: None,
                     grace_ms: None,
                     is_once: false,
+                    is_timed: false,
                     notify,
                     ask: Ask::Wait { until_us: None },
                 };
                 let (rank, arrival, client) = (Rank::Newcomer, u64::from(number), Some(u64::from(number)));
                 let owner = bytes(number);
                 let names = smallvec::smallvec![name];
-                let entrant = Entrant { names, rank, arrival, owner: owner.as_bytes(), request, note: None, client };
-                queues.enter(entrant, Now { mono_us: 1, wall_us: 1 });
+                let entrant =
+                    Entrant { names, rank, arrival, owner: owner.as_bytes(), request, note: None, client, since_us: 1 };
+                queues.enter(entrant);
             }
             made = Some(queues);
         });

@@ -75,11 +75,11 @@ impl Registry {
     }
 
     /// Puts a request into the queue of each of its names. Returns its ticket.
-    pub(crate) fn enter(&mut self, entrant: Entrant<'_>, now: Now) -> u64 {
+    pub(crate) fn enter(&mut self, entrant: Entrant<'_>) -> u64 {
         let Entrant { rank, arrival, request, client, .. } = entrant;
         let owner = self.owners.intern(entrant.owner);
         let names = entrant.names.clone();
-        let mut waiter = Waiter::new(entrant, owner, now);
+        let mut waiter = Waiter::new(entrant, owner);
         waiter.term = self.notified.term();
         self.last_number = self.last_number.checked_add(1).unwrap_or(1);
         let slot = self.tickets.insert((self.last_number, waiter));

@@ -51,8 +51,12 @@ struct Packed {
     verb: Verb,
     kind: Kind,
     mode: Mode,
-    is_once: bool,
+    /// [`ONCE`] and [`TIMED`].
+    flags: u8,
 }
+
+const ONCE: u8 = 1;
+const TIMED: u8 = 2;
 
 /// Optional milliseconds in five bytes, at most 365 days.
 #[derive(Clone, Copy)]
@@ -74,7 +78,7 @@ impl Span {
 
 impl Packed {
     fn of(request: &Request) -> Self {
-        let Request { verb, kind, mode, count, request_id, is_once, notify, .. } = *request;
+        let Request { verb, kind, mode, count, request_id, is_once, is_timed, notify, .. } = *request;
         Self {
             until_us: until_us(request).into(),
             request_id: request_id.into(),
@@ -87,15 +91,15 @@ impl Packed {
             verb,
             kind,
             mode,
-            is_once,
+            flags: if is_once { ONCE } else { 0 } | if is_timed { TIMED } else { 0 },
         }
     }
 }
 
 impl Waiter {
     /// Creates a waiter.
-    pub(super) fn new(entrant: Entrant<'_>, owner: OwnerId, now: Now) -> Self {
-        let Entrant { names, rank, arrival, owner: _, request, note, client } = entrant;
+    pub(super) fn new(entrant: Entrant<'_>, owner: OwnerId) -> Self {
+        let Entrant { names, rank, arrival, owner: _, request, note, client, since_us } = entrant;
         Self {
             names,
             rank,
@@ -104,7 +108,7 @@ impl Waiter {
             request: Packed::of(&request),
             note: note.map(|note| Box::new(note.into())),
             client: client.into(),
-            since_us: now.mono_us,
+            since_us,
             blocked_by: 0,
             is_suspected: false,
             term: 0,
@@ -125,7 +129,7 @@ impl Waiter {
         self.arrival
     }
 
-    /// When its wait began.
+    /// When its wait began: with `NOTIFY`, when the server first received its id in this wait.
     pub(crate) fn since_us(&self) -> u64 {
         self.since_us
     }
@@ -142,7 +146,7 @@ impl Waiter {
 
     /// The request.
     pub(crate) fn request(&self) -> Request {
-        let Packed { count, notify, verb, kind, mode, is_once, .. } = self.request;
+        let Packed { count, notify, verb, kind, mode, flags, .. } = self.request;
         Request {
             verb,
             kind,
@@ -153,7 +157,8 @@ impl Waiter {
             session_ms: self.request.session.ms(),
             claim_ms: self.request.claim.ms(),
             grace_ms: self.request.grace.ms(),
-            is_once,
+            is_once: flags & ONCE != 0,
+            is_timed: flags & TIMED != 0,
             notify,
             ask: Ask::Wait { until_us: self.request.until_us.get() },
         }
@@ -182,8 +187,7 @@ impl Waiter {
     /// The channel for its answer, if no connection is blocked for it.
     pub(crate) fn notice(&self) -> Option<Notice> {
         let Packed { notify, request_id, .. } = self.request;
-        let lasts_ms = self.request().unclaimed_ms();
-        Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()?, lasts_ms })
+        Some(Notice { channel: notify?, id: request_id.get()?, client: self.client()? })
     }
 
     /// The answer when `later`, a request of the same owner, ends it. If `later` is the same
@@ -216,4 +220,6 @@ pub(crate) struct Entrant<'a> {
     pub(crate) request: Request,
     pub(crate) note: Option<&'a [u8]>,
     pub(crate) client: Option<u64>,
+    /// See [`Waiter::since_us`].
+    pub(crate) since_us: u64,
 }

@@ -37,11 +37,17 @@ fn live(crowded: &Crowded, lock: &Key) -> usize {
 
 fn renew(crowded: &mut Crowded, lock: &Key, owner: &str) -> u64 {
     crowded.world.client = Some(LATER_CLIENT);
-    let renew =
-        Renew { kind: Kind::RwLock, owner: owner.as_bytes(), mode: Mode::Read, lease_ms: Some(LEASE_MS), tokens: &[] };
+    let renew = Renew {
+        kind: Kind::RwLock,
+        owner: owner.as_bytes(),
+        mode: Mode::Read,
+        lease_ms: Some(LEASE_MS),
+        tokens: &[],
+        is_each: false,
+    };
     let left_ms = crowded.command_alone(from_ref(lock), |engine, tx| engine.renew(tx, &renew)).unwrap();
     crowded.end_turn();
-    left_ms
+    left_ms[0].unwrap()
 }
 
 fn is_held(crowded: &Crowded, lock: &Key, owner: &str) -> bool {

@@ -308,6 +308,7 @@ fn request(world: &World, random: &mut Random) -> (Vec<Key>, Asked) {
                 claim_ms: None,
                 grace_ms: None,
                 is_once: false,
+                is_timed: false,
                 notify: None,
                 ask,
             },

@@ -22,7 +22,7 @@ fn reader() -> (World, u64) {
     let mut world = World::new();
     let request = asking(Kind::RwLock, Mode::Read, Ask::Try);
     match world.on_key(&key("k"), |engine, tx| engine.acquire(tx, b"a", &request)) {
-        Ok(Acquired::Granted(tokens)) => (world, tokens[0]),
+        Ok(Acquired::Granted(grant)) => (world, grant.tokens[0]),
         other => panic!("{other:?}"),
     }
 }
@@ -85,7 +85,7 @@ fn effect_raises_the_next_token_of_a_replica() {
         world.outputs.clear();
         let request = asking(Kind::Mutex, Mode::Exclusive, Ask::Try);
         let acquired = world.on_key(&key("other"), |engine, tx| engine.acquire(tx, b"a", &request));
-        assert!(matches!(acquired, Ok(Acquired::Granted(tokens)) if tokens[0] > number));
+        assert!(matches!(acquired, Ok(Acquired::Granted(grant)) if grant.tokens[0] > number));
     }
 }
 

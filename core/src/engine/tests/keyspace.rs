@@ -65,6 +65,10 @@ impl Keyspace for Open<'_> {
         assert!(matches!(before, Some(Value::Lock(_))), "the engine removes only locks");
     }
 
+    fn expire_left_ms(&self, _id: KeyId) -> Option<u64> {
+        None
+    }
+
     fn client(&self) -> Option<u64> {
         self.client
     }

@@ -88,7 +88,8 @@ struct Holder {
     count: u32,
     until_ms: u64,
     lease_ms: u64,
-    mark: Option<(u64, Verb)>,
+    /// Its last numbered request, and what it has added.
+    mark: Option<(u64, Verb, u32)>,
     is_kept: bool,
 }
 
@@ -119,9 +120,9 @@ impl Oracle {
         let is_meant = |holder: &&Holder| holder.owner == owner && (!holder.is_kept || verb == Verb::Release);
         let last = self.holder.as_ref().filter(is_meant).and_then(|holder| holder.mark);
         match (last, id) {
-            (Some((last, _)), Some(id)) if id < last => Err(Told::Stale),
-            (Some((last, by)), Some(id)) if id == last && by != verb => Err(Told::Stale),
-            (Some((last, _)), Some(id)) => Ok(id == last),
+            (Some((last, ..)), Some(id)) if id < last => Err(Told::Stale),
+            (Some((last, by, _)), Some(id)) if id == last && by != verb => Err(Told::Stale),
+            (Some((last, ..)), Some(id)) => Ok(id == last),
             _ => Ok(false),
         }
     }
@@ -130,18 +131,18 @@ impl Oracle {
         self.holder.as_ref().is_some_and(|holder| holder.owner == owner && !holder.is_kept)
     }
 
-    /// `claim_ms` is set for a grant after a wait.
+    /// `claim_ms` is not set for a holder that acquires again without waiting.
     fn grant(&mut self, owner: u8, lease_ms: u64, claim_ms: Option<u64>, id: Option<u64>, is_once: bool) {
         let until_ms = self.now_ms + lease_ms.min(claim_ms.unwrap_or(lease_ms));
-        let mark = id.map(|id| (id, Verb::Acquire));
+        let mark = |added| id.map(|id| (id, Verb::Acquire, added));
         match &mut self.holder {
             Some(holder) => {
                 holder.count += u32::from(!is_once);
                 holder.until_ms = holder.until_ms.max(until_ms);
                 holder.lease_ms = lease_ms;
-                holder.mark = mark.or(holder.mark);
+                holder.mark = mark(u32::from(!is_once)).or(holder.mark);
             }
-            None => self.holder = Some(Holder { owner, count: 1, until_ms, lease_ms, mark, is_kept: false }),
+            None => self.holder = Some(Holder { owner, count: 1, until_ms, lease_ms, mark: mark(1), is_kept: false }),
         }
     }
 
@@ -200,7 +201,7 @@ impl Oracle {
             }
         }
         if self.holder.is_none() && self.line.is_empty() {
-            self.grant(owner, lease_ms, None, id, is_once);
+            self.grant(owner, lease_ms, claim_ms, id, is_once);
             return Told::Granted;
         }
         let Some(block_ms) = block_ms else { return Told::Nil };
@@ -235,7 +236,7 @@ impl Oracle {
         if keep_ms.is_some() && holder.count > 1 {
             return Told::Reentered;
         }
-        holder.mark = id.map(|id| (id, Verb::Release)).or(holder.mark);
+        holder.mark = id.map(|id| (id, Verb::Release, 0)).or(holder.mark);
         if let Some(keep_ms) = keep_ms {
             (holder.is_kept, holder.until_ms) = (true, self.now_ms + keep_ms);
             return Told::Left(1);
@@ -306,6 +307,7 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 claim_ms,
                 grace_ms: None,
                 is_once,
+                is_timed: false,
                 notify: None,
                 ask: match block_ms {
                     Some(block_ms) => Ask::Wait { until_us: (block_ms != 0).then(|| world.now.after_ms(block_ms)) },
@@ -337,15 +339,23 @@ fn run(world: &mut World, step: &Step, waiting: &[usize]) -> Option<Told> {
                 request_id,
                 tokens: &tokens,
                 keep_ms,
+                is_each: false,
             };
             let left = world.on_key(&lock, |engine, tx| engine.release(tx, &request));
-            Some(left.map_or_else(refused, |left| Told::Left(left[0])))
+            Some(left.map_or_else(refused, |left| Told::Left(left[0].unwrap())))
         }
         Step::Renew { owner, lease_ms } => {
             let owner = name(owner);
-            let request = Renew { kind: Kind::Mutex, owner: &owner, mode: Mode::Exclusive, lease_ms, tokens: &[] };
+            let request = Renew {
+                kind: Kind::Mutex,
+                owner: &owner,
+                mode: Mode::Exclusive,
+                lease_ms,
+                tokens: &[],
+                is_each: false,
+            };
             let left_ms = world.on_key(&lock, |engine, tx| engine.renew(tx, &request));
-            Some(left_ms.map_or_else(refused, Told::RenewedMs))
+            Some(left_ms.map_or_else(refused, |left_ms| Told::RenewedMs(left_ms[0].unwrap())))
         }
         Step::Force => {
             let forced = world.on_key(&lock, |engine, tx| engine.force_release(tx, None, None));
@@ -462,7 +472,7 @@ proptest! {
                 name(holder.owner).to_vec(),
                 holder.count,
                 holder.until_ms,
-                holder.mark.map(|(id, verb)| RequestMark { id, verb }),
+                holder.mark.map(|(id, verb, added)| RequestMark { id, verb, added }),
             ));
             prop_assert_eq!(state, expected, "{:?}", step);
             prop_assert_eq!(world.engine.waiting(), oracle.line.len());

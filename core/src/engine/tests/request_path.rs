@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 use super::world::{Output, World, asking, key, releasing};
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
-use crate::outbox::Answer;
+use crate::outbox::{Answer, Belief, Grant};
 use crate::request::{Ask, Channel, Request};
 use crate::time::US_PER_MS;
 
@@ -36,7 +36,7 @@ fn hand_over(notify: Option<Channel>) {
     let ticket = wait(&mut world, notify);
     let release = releasing(Kind::Mutex, Mode::Exclusive, b"holder");
     let left = world.on_key(&key("lock"), |engine, tx| engine.release(tx, &release));
-    assert_eq!(left.unwrap().as_slice(), [0]);
+    assert_eq!(left.unwrap().as_slice(), [Some(0)]);
     let lock = world.lock(&key("lock")).expect("a lock");
     let hold = lock.hold(b"waiter", Mode::Exclusive).expect("the waiter's hold");
     assert_eq!(lock.holds().len(), 1);
@@ -44,7 +44,9 @@ fn hand_over(notify: Option<Channel>) {
         Output::Answer { ticket, answer, notice } => Some((*ticket, answer, notice.map(|notice| notice.channel))),
         Output::Effect { .. } => None,
     });
-    assert!(answers.eq([(ticket, &Answer::Granted(hold.token()), notify)]));
+    let belief = notify.map(|_| Belief { from_us: 0, until_us: hold.deadline_us() });
+    let grant = Grant { tokens: [hold.token()].into(), is_many: false, belief };
+    assert!(answers.eq([(ticket, &Answer::Granted(grant), notify)]));
 }
 
 #[test]

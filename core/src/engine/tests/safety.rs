@@ -216,6 +216,7 @@ fn run(world: &mut World, step: Step) {
                 claim_ms: None,
                 grace_ms: None,
                 is_once,
+                is_timed: false,
                 notify: notify(is_notified && block_ms.is_some(), id, client),
                 ask: match block_ms {
                     // Only a fair lock accepts QUEUE.
@@ -236,7 +237,8 @@ fn run(world: &mut World, step: Step) {
         }
         Step::Renew { key, owner, mode, client } => {
             let owner = [owner];
-            let request = Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None, tokens: &[] };
+            let request =
+                Renew { kind: kind(key, mode), owner: &owner, mode, lease_ms: None, tokens: &[], is_each: false };
             world.client = Some(client);
             let _ = world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
         }
@@ -256,6 +258,7 @@ fn run(world: &mut World, step: Step) {
                 claim_ms: None,
                 grace_ms: None,
                 is_once: false,
+                is_timed: false,
                 notify: notify(lease_ms.is_multiple_of(2) && block_ms.is_some(), id, client),
                 ask: wait_or_try(world, block_ms),
             };
@@ -281,7 +284,7 @@ fn run(world: &mut World, step: Step) {
         Step::RenewMany { keys, owner } => {
             let owner = [owner];
             let (kind, mode) = (Kind::Mutex, Mode::Exclusive);
-            let request = Renew { kind, owner: &owner, mode, lease_ms: None, tokens: &[] };
+            let request = Renew { kind, owner: &owner, mode, lease_ms: None, tokens: &[], is_each: false };
             let _ = world.on_keys(&several(keys), |engine, tx| engine.renew(tx, &request));
         }
         Step::Init(permits) => {
@@ -302,6 +305,7 @@ fn run(world: &mut World, step: Step) {
                 claim_ms: None,
                 grace_ms: None,
                 is_once: false,
+                is_timed: false,
                 notify: None,
                 ask: Ask::Try,
             };

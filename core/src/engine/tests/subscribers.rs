@@ -8,7 +8,7 @@ use crate::outbox::{Answer, Notice, Outbox};
 impl World {
     /// Stores a grant to be published.
     pub(super) fn keep_to_publish(&mut self, ticket: u64, notice: Option<Notice>, answer: &Answer) {
-        if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
+        if let (Some(notice), Answer::Granted(_)) = (notice, answer) {
             self.unpublished.push((ticket, notice));
         }
     }

@@ -9,6 +9,7 @@ use crate::codec::{decode, encode};
 use crate::effect::{Facts, parse_effect, write_effect};
 use crate::engine::Acquired;
 use crate::kind::{Kind, Mode};
+use crate::outbox::Grant;
 use crate::request::{Ask, Refusal};
 use crate::time::{MAX_TOKEN, TOKEN_CLOCK_END_US};
 
@@ -37,7 +38,7 @@ proptest! {
             let last = world.engine.last_token();
             let name = key(&std::format!("{}-{}", kind.name(), index / 2));
             match world.on_key(&name, |engine, tx| engine.acquire(tx, &[index as u8], &request)) {
-                Ok(Acquired::Granted(tokens)) => prop_assert!(tokens[0] > last && tokens[0] <= MAX_TOKEN),
+                Ok(Acquired::Granted(Grant { tokens, .. })) => prop_assert!(tokens[0] > last && tokens[0] <= MAX_TOKEN),
                 Ok(_) | Err(Refusal::WrongType { .. }) => {}
                 Err(Refusal::NoTokens) => prop_assert_eq!(last, MAX_TOKEN),
                 Err(other) => panic!("{other:?}"),

@@ -16,7 +16,7 @@ use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::limits::MayGrant;
 use crate::lock::{FairQueue, Lock};
-use crate::outbox::{Answer, Notice};
+use crate::outbox::{Answer, Grant, Notice};
 use crate::place::Stay;
 use crate::request::{Ask, Cancel, Channel, Refusal, Release, Renew, Request, Verb};
 use crate::time::US_PER_MS;
@@ -43,7 +43,7 @@ macro_rules! stories {
 }
 
 stories! {
-    claim cut_short deadlock fair keep kinds kinds_that_meet many may_grant mutex names notified once requests rwlock semaphore server sessions token tokens undone
+    cancel claim cut_short deadlock each fair keep kinds kinds_that_meet many may_grant mutex names notified once requests rwlock semaphore server sessions timed token tokens undone
     #[cfg_attr(miri, ignore = "thousands of holds")]
     very_many_over
     waiting
@@ -142,10 +142,10 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "gone" => world.engine.channel_gone(Channel(words.at(1).parse().unwrap())),
         "leaves" => world.waiter_left(words.at(1).parse().unwrap(), false),
         "unblocked" => world.waiter_left(words.at(1).parse().unwrap(), true),
-        "cancel" => {
+        "cancel" | "mcancel" => {
             let (kind, _) = words.kind();
             let request = Cancel { kind, owner: words.at(2).as_bytes(), request_id: words.number("req") };
-            let ended = world.on_key(&key(words.at(1)), |engine, tx| engine.cancel(tx, &request));
+            let ended = world.on_keys(&keys(&words), |engine, tx| engine.cancel(tx, &request));
             told.push(ended.map_or_else(refused, |ended| format!("{} ended", u8::from(ended))));
         }
         "promote" => world.engine.promoted(),
@@ -185,12 +185,18 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
         "mrelease" => {
             let request = Release { verb: Verb::ReleaseMany, ..release_request(&words) };
             let left = world.on_keys(&keys(&words), |engine, tx| engine.release(tx, &request));
-            told.push(left.map_or_else(refused_of, |left| format!("left {left:?}")));
+            told.push(left.map_or_else(refused_of, |left| format!("left {}", in_key_order(&left))));
         }
         "mrenew" => {
             let request = renew_request(world, &words);
             let left_ms = world.on_keys(&keys(&words), |engine, tx| engine.renew(tx, &request));
-            told.push(left_ms.map_or_else(refused_of, |left_ms| format!("{left_ms} ms")));
+            told.push(left_ms.map_or_else(refused_of, |left_ms| {
+                if request.is_each {
+                    format!("{} ms", in_key_order(&left_ms))
+                } else {
+                    format!("{} ms", left_ms.iter().flatten().min().unwrap())
+                }
+            }));
         }
         "many" => {
             for number in 0..words.at(2).parse::<u32>().unwrap() {
@@ -222,7 +228,6 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.limits.may_grant = MayGrant::Yes;
             world.engine.grants_resumed(world.now);
         }
-        "marks-unclaimed" => world.limits.marks_unclaimed = true,
         "max-lease" => world.limits.max_lease_ms = words.at(1).parse().unwrap(),
         // From here on each turn makes one change, and leaves the rest to later turns.
         "scarce" => {
@@ -257,6 +262,11 @@ fn keys(words: &Words<'_>) -> Vec<Key> {
     words.at(1).split(',').map(key).collect()
 }
 
+fn in_key_order<T: std::fmt::Display>(of_keys: &[Option<T>]) -> String {
+    let of_keys: Vec<String> = of_keys.iter().map(|one| one.as_ref().map_or("nil".into(), T::to_string)).collect();
+    format!("[{}]", of_keys.join(", "))
+}
+
 fn request(world: &mut World, words: &Words<'_>, verb: Verb) -> Request {
     let now = world.now;
     let (kind, mode) = words.kind();
@@ -271,7 +281,8 @@ fn request(world: &mut World, words: &Words<'_>, verb: Verb) -> Request {
         session_ms: words.number("session"),
         claim_ms: words.number("claim"),
         grace_ms: words.number("grace"),
-        is_once: words.at(words.positional.len() - 1) == "once",
+        is_once: words.positional.contains(&"once"),
+        is_timed: words.positional.contains(&"timed"),
         notify: words.number("notify").map(|channel| Channel(u32::try_from(channel).unwrap().try_into().unwrap())),
         ask: match (words.number("block"), words.number("queue")) {
             (Some(block_ms), _) => Ask::Wait { until_us: (block_ms != 0).then(|| now.after_ms(block_ms)) },
@@ -286,8 +297,7 @@ fn acquire(world: &mut World, words: &Words<'_>, verb: Verb) -> String {
     let owner = words.at(2).as_bytes();
     let acquired = world.on_keys(&keys(words), |engine, tx| engine.acquire(tx, owner, &request));
     match acquired {
-        Ok(Acquired::Granted(tokens)) if verb == Verb::AcquireMany => format!("granted {tokens:?}"),
-        Ok(Acquired::Granted(tokens)) => format!("granted {}", tokens[0]),
+        Ok(Acquired::Granted(grant)) => describe_grant(&grant),
         Ok(Acquired::Denied) => "nil".to_string(),
         Ok(Acquired::Waiting(ticket)) => format!("waits as {}", world.expect_answer(ticket)),
         Err(refusal) => refused(refusal),
@@ -306,25 +316,27 @@ fn release_request<'a>(words: &'a Words<'a>) -> Release<'a> {
         request_id,
         tokens: &words.tokens,
         keep_ms: words.number("keep"),
+        is_each: words.positional.contains(&"each"),
     }
 }
 
 fn release(world: &mut World, words: &Words<'_>) -> String {
     let request = release_request(words);
     let left = world.on_key(&key(words.at(1)), |engine, tx| engine.release(tx, &request));
-    left.map_or_else(refused, |left| format!("left {}", left[0]))
+    left.map_or_else(refused, |left| format!("left {}", left[0].unwrap()))
 }
 
 fn renew_request<'a>(world: &mut World, words: &'a Words<'a>) -> Renew<'a> {
     let (kind, mode) = words.kind();
     world.client = words.number("client");
-    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px"), tokens: &words.tokens }
+    let is_each = words.positional.contains(&"each");
+    Renew { kind, owner: words.at(2).as_bytes(), mode, lease_ms: words.number("px"), tokens: &words.tokens, is_each }
 }
 
 fn renew(world: &mut World, words: &Words<'_>) -> String {
     let request = renew_request(world, words);
     let left_ms = world.on_key(&key(words.at(1)), |engine, tx| engine.renew(tx, &request));
-    left_ms.map_or_else(refused, |left_ms| format!("{left_ms} ms"))
+    left_ms.map_or_else(refused, |left_ms| format!("{} ms", left_ms[0].unwrap()))
 }
 
 /// The key of a command for many keys that an error refers to.
@@ -416,10 +428,14 @@ fn describe(world: &World, now_us: u64, output: &Output) -> String {
     }
 }
 
+fn describe_grant(Grant { tokens, is_many, belief }: &Grant) -> String {
+    let tokens = if *is_many { format!("{tokens:?}") } else { tokens[0].to_string() };
+    belief.map_or_else(|| format!("granted {tokens}"), |belief| format!("granted {tokens} for {} ms", belief.ms()))
+}
+
 fn describe_answer(answer: &Answer) -> String {
     match answer {
-        Answer::Granted(token) => format!("granted {token}"),
-        Answer::GrantedMany(tokens) => format!("granted {tokens:?}"),
+        Answer::Granted(grant) => describe_grant(grant),
         Answer::TimedOut => "nil".to_string(),
         Answer::Cancelled => "cancelled".to_string(),
         Answer::Superseded => "superseded".to_string(),

@@ -15,8 +15,15 @@ const FOREVER: Ask = Ask::Wait { until_us: None };
 const SCARCE: Scarcity = Scarcity { own: 0, shared: 1, search_steps: 300, parts: 1, bindings: 1 };
 
 fn renew_by_script(world: &mut World, key: &Key) -> u64 {
-    let renew = Renew { kind: Kind::Mutex, owner: b"holder", mode: Mode::Exclusive, lease_ms: Some(1000), tokens: &[] };
-    world.transact(from_ref(key), |engine, tx| engine.renew(tx, &renew)).unwrap()
+    let renew = Renew {
+        kind: Kind::Mutex,
+        owner: b"holder",
+        mode: Mode::Exclusive,
+        lease_ms: Some(1000),
+        tokens: &[],
+        is_each: false,
+    };
+    world.transact(from_ref(key), |engine, tx| engine.renew(tx, &renew)).unwrap()[0].unwrap()
 }
 
 fn left_ms(world: &World, key: &Key) -> Option<u64> {

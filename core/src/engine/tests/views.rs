@@ -27,7 +27,7 @@ fn ask(world: &mut World, kind: Kind, key: &Key, owner: &str) -> Acquired {
 /// The token of a hold granted at once.
 fn hold(world: &mut World, kind: Kind, key: &Key, owner: &str) -> u64 {
     match ask(world, kind, key, owner) {
-        Acquired::Granted(tokens) => tokens[0],
+        Acquired::Granted(grant) => grant.tokens[0],
         other => panic!("expected a grant for {owner}: {other:?}"),
     }
 }

@@ -13,8 +13,8 @@ use crate::event::Event;
 use crate::keyspace::KeyId;
 use crate::kind::{Kind, Mode};
 use crate::limits::Limits;
-use crate::lock::Lock;
-use crate::outbox::{Answer, Notice, Outbox, Told};
+use crate::lock::{Hold, Lock};
+use crate::outbox::{Answer, Grant, Notice, Outbox, Told};
 use crate::request::{Ask, Release, Request, Verb};
 use crate::time::{Now, US_PER_MS};
 
@@ -59,7 +59,7 @@ pub(super) struct World {
 /// RELEASE of one hold without options.
 pub(super) fn releasing(kind: Kind, mode: Mode, owner: &[u8]) -> Release<'_> {
     let verb = Verb::Release;
-    Release { verb, kind, owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None }
+    Release { verb, kind, owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None, is_each: false }
 }
 
 /// ACQUIRE of one hold with a lease of one second and no options.
@@ -75,6 +75,7 @@ pub(super) fn asking(kind: Kind, mode: Mode, ask: Ask) -> Request {
         claim_ms: None,
         grace_ms: None,
         is_once: false,
+        is_timed: false,
         notify: None,
         ask,
     }
@@ -235,13 +236,19 @@ impl World {
         let is_first =
             self.waiting.remove(ticket) || (!self.tickets.contains(ticket) && self.answered_early.insert(*ticket));
         assert!(is_first, "{ticket} gets one answer: {answer:?}");
-        let tokens: &[u64] = match answer {
-            Answer::Granted(token) => &[*token],
-            Answer::GrantedMany(tokens) => tokens,
-            _ => &[],
-        };
-        let given = tokens.iter().all(|token| self.tokens.contains(token));
-        assert!(given, "an answer has granted tokens");
+        if let Answer::Granted(Grant { tokens, belief, .. }) = answer {
+            assert!(tokens.iter().all(|token| self.tokens.contains(token)), "an answer has granted tokens");
+            let holds = || {
+                self.values.values().filter_map(|value| if let Value::Lock(lock) = value { Some(lock) } else { None })
+            };
+            let deadline_us =
+                |token: &u64| holds().find_map(|lock| lock.hold_with_token(*token)).map(Hold::deadline_us);
+            let ends_us = tokens.iter().filter_map(deadline_us).min();
+            if let Some((belief, ends_us)) = belief.zip(ends_us) {
+                assert_eq!(belief.until_us, ends_us, "an answer says when the first of the holds ends");
+                assert!(belief.from_us <= self.now.mono_us, "a belief counts from the receipt of the request");
+            }
+        }
         self.outputs
             .push((self.now.mono_us, Output::Answer { ticket: *ticket, answer: answer.clone(), notice: *notice }));
     }

@@ -10,6 +10,8 @@ pub(super) enum Asks {
     Wait,
     /// With BLOCK and CLAIM.
     Claim,
+    /// With CLAIM, without BLOCK.
+    ClaimNow,
     /// With BLOCK and GRACE: 0 for one owner, a short one for the others.
     Grace,
     /// With BLOCK 0.
@@ -99,6 +101,8 @@ pub(super) enum Action {
     Demote,
     Cancel {
         owner: u8,
+        /// REQ.
+        id: Option<u64>,
     },
     AcquireMany {
         owner: u8,

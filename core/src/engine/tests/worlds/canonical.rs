@@ -109,6 +109,7 @@ impl<'w> Seen<'w> {
     fn mark(&mut self, mark: Option<RequestMark>) {
         self.option(mark.map(|mark| mark.id));
         self.option(mark.map(|mark| mark.verb as u64));
+        self.option(mark.map(|mark| mark.added.into()));
     }
 
     fn terms(&mut self, terms: &Terms) {
@@ -266,7 +267,7 @@ impl<'w> Seen<'w> {
             }
         }
         for (ticket, notice) in self.of.unpublished {
-            self.words.extend([notice.channel.0.get().into(), notice.id, notice.lasts_ms]);
+            self.words.extend([notice.channel.0.get().into(), notice.id]);
             self.client(Some(notice.client));
             self.number(*ticket);
             for (name, token) in engine.pending.holds(*ticket) {

@@ -14,6 +14,7 @@ use crate::engine::Acquired;
 use crate::engine::tests::world::LIMITS;
 use crate::kind::{Kind, Mode};
 use crate::lock::Hold;
+use crate::outbox::Grant;
 use crate::request::{Ask, Refusal, Release, Renew, Request, Verb};
 
 pub(super) const SESSION_MS: u64 = 5;
@@ -43,7 +44,7 @@ impl Asked {
     /// How long it waits, if it does.
     fn wait_ms(self) -> Option<u64> {
         match self.ask {
-            Asks::Try | Asks::Once | Asks::Queue => None,
+            Asks::Try | Asks::Once | Asks::Queue | Asks::ClaimNow => None,
             Asks::Wait | Asks::Claim | Asks::Grace | Asks::Bound | Asks::Notified => Some(WAIT_MS),
             Asks::WaitForEver => Some(FOR_EVER),
         }
@@ -63,9 +64,10 @@ impl SmallWorld {
             lease_ms: LEASE_MS,
             request_id: id,
             session_ms: matches!(ask, Asks::Bound).then_some(SESSION_MS),
-            claim_ms: (ask == Asks::Claim).then_some(CLAIM_MS),
+            claim_ms: matches!(ask, Asks::Claim | Asks::ClaimNow).then_some(CLAIM_MS),
             grace_ms: (ask == Asks::Grace).then_some(if owner == 0 { 0 } else { SHORT_GRACE_MS }),
             is_once: matches!(ask, Asks::Once | Asks::Notified),
+            is_timed: false,
             notify: matches!(ask, Asks::Notified).then(|| channel(owner)),
             ask: match asked.wait_ms() {
                 Some(wait_ms) => Ask::Wait { until_us: until_us(wait_ms) },
@@ -190,7 +192,7 @@ impl SmallWorld {
 
     fn note(&mut self, acquired: Result<Acquired, Refusal>, key: usize, owner: u8, asked: Asked) -> Told {
         match acquired {
-            Ok(Acquired::Granted(tokens)) => {
+            Ok(Acquired::Granted(Grant { tokens, .. })) => {
                 self.told.extend(tokens);
                 Told::Granted
             }
@@ -228,9 +230,10 @@ impl SmallWorld {
             request_id: id,
             tokens: &tokens,
             keep_ms,
+            is_each: false,
         };
         let left = self.world.on_key(&name(key), |engine, tx| engine.release(tx, &request));
-        let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0]));
+        let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0].unwrap()));
         if matches!(told, Told::Left(1..)) {
             self.remember(whose, id, Verb::Release);
         }
@@ -252,7 +255,7 @@ impl SmallWorld {
         let (now_ms, kind, who) = (self.now_ms(), mode_kind(mode, self.kind(key)), [owner]);
         let (tokens, names_token) = self.meant(key, owner, mode, means);
         let is_meant = names_token != Some(false);
-        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &tokens };
+        let request = Renew { kind, owner: &who, mode, lease_ms: Some(RENEW_MS), tokens: &tokens, is_each: false };
         self.world.client = Some(self.client(owner));
         let renewed = self.world.on_key(&name(key), |engine, tx| engine.renew(tx, &request));
         if renewed.is_ok() {

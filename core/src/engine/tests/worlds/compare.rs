@@ -14,7 +14,6 @@ use crate::kind::{Kind, Mode};
 use crate::lock::Lock;
 use crate::outbox::Answer;
 use crate::place::Stay;
-use crate::request::Verb;
 use crate::time::US_PER_MS;
 
 impl SmallWorld {
@@ -24,7 +23,7 @@ impl SmallWorld {
             let Output::Answer { ticket, answer, .. } = output else { continue };
             let Some(known) = self.tickets.iter().find(|known| known.ticket == ticket) else { continue };
             let told = match answer {
-                Answer::Granted(_) | Answer::GrantedMany(_) => Told::Granted,
+                Answer::Granted(_) => Told::Granted,
                 Answer::TimedOut => Told::Nil,
                 Answer::Superseded => Told::Superseded,
                 Answer::Cancelled => Told::Cancelled,
@@ -55,7 +54,7 @@ impl SmallWorld {
                 .into_iter()
                 .flat_map(|lock| lock.live_holds(now))
                 .map(|hold| {
-                    let number = number(hold.request().map(|last| (last.id, last.verb)));
+                    let number = number(hold.request().map(|last| (last.id, last.verb, last.added)));
                     let owner = hold.owner().as_slice()[0];
                     (0, owner, hold.mode(), hold.count(), hold.deadline_us() / US_PER_MS, number)
                 })
@@ -63,7 +62,7 @@ impl SmallWorld {
             seen.sort();
             let kept = lock.and_then(|lock| lock.kept(now));
             seen.extend(kept.map(|hold| {
-                let number = number(hold.request().map(|last| (last.id, last.verb)));
+                let number = number(hold.request().map(|last| (last.id, last.verb, last.added)));
                 (3, hold.owner().as_slice()[0], hold.mode(), 0, hold.deadline_us() / US_PER_MS, number)
             }));
             if let Some(queue) = lock.and_then(Lock::queue) {
@@ -71,7 +70,7 @@ impl SmallWorld {
                 seen.extend(reserved.map(|at_us| (1, 0, Mode::Exclusive, 0, at_us / US_PER_MS, None)));
                 let until_ms = |stay: Stay| stay.until_us().map_or(u64::MAX, |at_us| at_us / US_PER_MS);
                 seen.extend(queue.iter().map(|place| {
-                    let number = place.request_id.map(|id| (id, false));
+                    let number = place.request_id.map(|id| (id, 0, 0));
                     (2, place.owner[0], Mode::Exclusive, 1, until_ms(place.stay), number)
                 }));
             } else {
@@ -88,13 +87,13 @@ impl SmallWorld {
 }
 
 /// A hold (0), a reservation (1), a waiter (2), a kept lock (3), or a semaphore (4): owner, mode,
-/// count, deadline, and the owner's last request id, with whether that was a RELEASE. The
+/// count, deadline, and the owner's last request id, with its command and what it added. The
 /// comparison includes everything that is remembered beside a lock, because the search continues
 /// only once from two states that differ in nothing else.
-type Seen = (u8, u8, Mode, u32, u64, Option<(u64, bool)>);
+type Seen = (u8, u8, Mode, u32, u64, Option<(u64, u8, u32)>);
 
-fn number(mark: Mark) -> Option<(u64, bool)> {
-    mark.map(|(id, verb)| (id, verb == Verb::Release))
+fn number(mark: Mark) -> Option<(u64, u8, u32)> {
+    mark.map(|(id, verb, added)| (id, verb as u8, added))
 }
 
 fn seen_semaphore(permits: u32, idle_until_ms: Option<u64>) -> Seen {
@@ -129,7 +128,7 @@ fn seen_fair(oracle: &FairOracle) -> Vec<Seen> {
         oracle
             .line
             .iter()
-            .map(|place| (2, place.owner, Mode::Exclusive, 1, until_ms(place), place.id.map(|id| (id, false)))),
+            .map(|place| (2, place.owner, Mode::Exclusive, 1, until_ms(place), place.id.map(|id| (id, 0, 0)))),
     );
     seen
 }

@@ -171,8 +171,13 @@ fn fair_locks_match_the_oracle() {
         kind: Kind::Fair,
         actions: || {
             let renew = Action::Renew { key: 0, owner: 0, mode: Mode::Exclusive };
-            let more =
-                [renew, Action::Force { key: 0 }, Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Hear];
+            let more = [
+                renew,
+                Action::Force { key: 0 },
+                Action::Cancel { owner: 1, id: None },
+                Action::Delete { key: 0 },
+                Action::Hear,
+            ];
             let actions = commands(1, 3, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]);
             with([actions, without_limit(3, Mode::Exclusive)].concat(), &more)
         },
@@ -183,7 +188,10 @@ fn fair_locks_match_the_oracle() {
         keys: 2,
         actions: || {
             let actions = commands(2, 2, EXCLUSIVE, &[Asks::Try, Asks::Wait, Asks::Queue]);
-            with(actions, &[Action::Cancel { owner: 1 }, Action::Delete { key: 0 }, Action::Promote, Action::Hear])
+            with(
+                actions,
+                &[Action::Cancel { owner: 1, id: None }, Action::Delete { key: 0 }, Action::Promote, Action::Hear],
+            )
         },
         ..PLAIN
     };
@@ -191,7 +199,7 @@ fn fair_locks_match_the_oracle() {
         kind: Kind::Fair,
         actions: || {
             let actions = commands(1, 2, EXCLUSIVE, &[Asks::Wait, Asks::Queue, Asks::Grace]);
-            with(actions, &[Action::Cancel { owner: 1 }, Action::Promote, Action::Hear])
+            with(actions, &[Action::Cancel { owner: 1, id: None }, Action::Promote, Action::Hear])
         },
         ..PLAIN
     };
@@ -239,6 +247,14 @@ fn claims_and_kept_locks_match_the_oracle() {
         }
         let (mode, id) = (Mode::Exclusive, Some(1));
         actions.push(Action::Acquire { key: 0, owner: 0, mode, count: 1, ask: Asks::Claim, id });
+        actions.extend([0, 1].map(|owner| Action::Acquire {
+            key: 0,
+            owner,
+            mode,
+            count: 1,
+            ask: Asks::ClaimNow,
+            id: None,
+        }));
         with(actions, &[Action::Force { key: 0 }, Action::Delete { key: 0 }, Action::Promote, Action::Hear])
     }
     static MUTEX: Setup = Setup {
@@ -254,7 +270,8 @@ fn claims_and_kept_locks_match_the_oracle() {
         permits: 3,
         actions: || {
             let renew = [0, 1].map(|owner| Action::Renew { key: 0, owner, mode: Mode::Permits });
-            let actions = commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], &[Asks::Try, Asks::Claim]);
+            let actions =
+                commands(1, 3, &[(Mode::Permits, 1), (Mode::Permits, 2)], &[Asks::Try, Asks::Claim, Asks::ClaimNow]);
             with([actions, renew.to_vec()].concat(), &[Action::Hear])
         },
         ..PLAIN
@@ -347,7 +364,8 @@ fn notified(keys: usize, owners: u8, modes: &[(Mode, u32)]) -> Vec<Action> {
     let (key, owner, mode) = (0, 0, modes[0].0);
     actions.extend([Means::Own, Means::Earlier].map(|means| Action::RenewToken { key, owner, mode, means }));
     actions.extend([
-        Action::Cancel { owner: 1 },
+        Action::Cancel { owner: 1, id: None },
+        Action::Cancel { owner: 1, id: Some(1) },
         Action::Publish { is_heard: true },
         Action::Publish { is_heard: false },
     ]);

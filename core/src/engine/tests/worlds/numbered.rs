@@ -22,6 +22,9 @@ fn numbered(keys: usize, modes: &[(Mode, u32)], asks: &[Asks]) -> Vec<Action> {
         let (mode, count) = modes[0];
         actions.extend(IDS.map(|id| Action::Release { key, owner, mode, id: Some(id) }));
         actions.push(Action::Acquire { key, owner, mode, count, ask: Asks::Try, id: None });
+        if key == 0 {
+            actions.extend(IDS.map(|id| Action::Cancel { owner, id: Some(id) }));
+        }
         actions.push(Action::Leave { key, owner });
     }
     with(actions, &[Action::Delete { key: 0 }, Action::Hear])

@@ -135,16 +135,21 @@ impl SmallWorld {
                     Spec::None => {}
                 }
             }
-            Action::Cancel { owner } => {
+            Action::Cancel { owner, id } => {
                 let who = [owner];
-                let cancel = Cancel { kind: self.kind(0), owner: &who, request_id: None };
+                let cancel = Cancel { kind: self.kind(0), owner: &who, request_id: id };
                 let _ = self.world.on_key(&name(0), |engine, tx| engine.cancel(tx, &cancel));
                 match &mut self.spec {
-                    Spec::Plain(oracles) => oracles[0].cancel(owner, now_ms),
-                    Spec::Fair(oracles) => oracles[0].cancel(owner, now_ms),
+                    Spec::Plain(oracles) => oracles[0].cancel(owner, id, now_ms),
+                    Spec::Fair(oracles) => oracles[0].cancel(owner, id, now_ms),
                     Spec::None => {}
                 }
-                assert!(self.waiting(0, owner).is_none(), "a cancelled request does not wait");
+                let still_waits =
+                    self.waiting(0, owner).is_some_and(|waiting| id.is_none_or(|id| waiting.asked.id == Some(id)));
+                assert!(!still_waits, "a cancelled request does not wait");
+                if id.is_some() {
+                    Mode::ALL.iter().for_each(|mode| self.remembered.forget((0, owner, *mode)));
+                }
             }
             Action::Leave { key, owner } => return self.leave(key, owner),
             Action::Hear => {

@@ -1,12 +1,11 @@
 //! The oracle: which holds each owner believes to have, as docs/guarantees.md defines it. It knows
 //! the requests of owners and their answers, and nothing of the servers.
 //!
-//! A belief begins with the answer to an ACQUIRE that did not wait, or, after a wait, with the
-//! answer to a RENEW with the token of the grant. It ends one lease after the owner sent the last
-//! answered ACQUIRE or RENEW, by its own clock, or when the owner sends RELEASE. With SESSION and a
-//! lost connection, it ends after the smaller of lease and grace. A RENEW whose answer arrives
-//! after the end does not extend the belief. If an owner acquires again while it believes, only the
-//! first ACQUIRE counts.
+//! A belief begins with the answer to an ACQUIRE. It ends one lease after the owner sent the last
+//! answered ACQUIRE or RENEW, by its own clock, or when the owner sends RELEASE; after a wait, it
+//! lasts for as long as the answer says. With SESSION and a lost connection, it ends after the
+//! smaller of lease and grace. An owner renews while it believes. If it acquires again while it
+//! believes, only the first ACQUIRE counts.
 
 use std::vec::Vec;
 
@@ -20,9 +19,8 @@ pub(super) struct Claim {
     pub(super) count: u32,
     /// The token in the last answer.
     pub(super) token: u64,
-    /// When the last answered request was sent; `None` if the owner has not believed yet, since it
-    /// was granted after a wait.
-    sent: Option<u64>,
+    /// When the last answered request was sent.
+    pub(super) sent: u64,
     /// How long the owner believes after that.
     lasts: u64,
 }
@@ -30,16 +28,7 @@ pub(super) struct Claim {
 impl Claim {
     /// When the belief ends.
     pub(super) fn until(&self) -> u64 {
-        self.sent.map_or(0, |sent| sent.saturating_add(self.lasts))
-    }
-
-    pub(super) fn sent(&self) -> Option<u64> {
-        self.sent
-    }
-
-    /// A grant after a wait whose owner has received no answer since.
-    pub(super) fn is_unclaimed(&self) -> bool {
-        self.sent.is_none()
+        self.sent.saturating_add(self.lasts)
     }
 }
 
@@ -66,26 +55,14 @@ impl Beliefs {
         let before = self.of(key, mode).filter(|claim| claim.until() > now).map(|claim| claim.count);
         let count = before.unwrap_or(count);
         self.forget(key, mode);
-        self.0.push(Claim { key, mode, count, token, sent: Some(sent), lasts: lease });
+        self.0.push(Claim { key, mode, count, token, sent, lasts: lease });
     }
 
-    /// A wait ended with a grant. The owner believes nothing yet.
-    pub(super) fn granted_after_wait(&mut self, key: usize, mode: Mode, count: u32, token: u64, now: u64) {
-        if !self.believes(key, mode, now) {
-            self.forget(key, mode);
-            self.0.push(Claim { key, mode, count, token, sent: None, lasts: 0 });
+    /// A RENEW was sent and answered now.
+    pub(super) fn renewed(&mut self, key: usize, mode: Mode, lease: u64, now: u64) {
+        if let Some(claim) = self.0.iter_mut().find(|claim| (claim.key, claim.mode) == (key, mode)) {
+            (claim.sent, claim.lasts) = (now, lease);
         }
-    }
-
-    /// A RENEW was sent and answered now. Returns whether the owner believes.
-    pub(super) fn renewed(&mut self, key: usize, mode: Mode, lease: u64, now: u64) -> bool {
-        let claim = self.0.iter_mut().find(|claim| (claim.key, claim.mode) == (key, mode));
-        let claim = claim.filter(|claim| claim.is_unclaimed() || claim.until() > now);
-        let believes = claim.is_some();
-        if let Some(claim) = claim {
-            (claim.sent, claim.lasts) = (Some(now), lease);
-        }
-        believes
     }
 
     /// RELEASE was sent.

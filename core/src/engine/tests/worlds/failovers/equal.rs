@@ -38,11 +38,10 @@ impl World<'_> {
                 seen.word(claim.mode as u64);
                 seen.word(claim.count);
                 seen.number(claim.token);
-                seen.word(u64::from(claim.is_unclaimed()));
                 // The grace of a session counts from when the last request was sent.
                 let left = claim.until().saturating_sub(self.now);
                 seen.word(left);
-                seen.word(if left > 0 { claim.sent().map_or(0, |sent| self.now - sent) } else { 0 });
+                seen.word(if left > 0 { self.now - claim.sent } else { 0 });
             }
         }
         seen.finish()

@@ -5,8 +5,7 @@
 pub(super) enum Fault {
     None,
     RenewsAtOnce,
-    RenewsUnclaimed,
-    RenewsAnyToken,
+    RenewsLater,
     Reenters,
     AnswersOnce,
     AnswersRetries,
@@ -33,8 +32,7 @@ impl Fault {
         match self {
             Self::None => "nothing",
             Self::RenewsAtOnce => "RENEW works before the right to grant begins",
-            Self::RenewsUnclaimed => "RENEW works in the quarantine for a grant that was never claimed",
-            Self::RenewsAnyToken => "a RENEW without TOKEN counts as the claim of a grant",
+            Self::RenewsLater => "an owner renews after its belief has ended",
             Self::Reenters => "an owner acquires again in the quarantine",
             Self::AnswersOnce => "the quarantine lets ONCE repeat a grant",
             Self::AnswersRetries => "the quarantine lets the last REQ repeat a grant",

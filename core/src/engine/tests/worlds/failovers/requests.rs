@@ -2,6 +2,7 @@
 
 use super::SESSION;
 use super::action::Ask;
+use super::beliefs::Claim;
 use super::fault::Fault;
 use super::server::Waiting;
 use super::turns::Purpose;
@@ -9,6 +10,7 @@ use super::world::{World, at};
 use crate::engine::Acquired;
 use crate::engine::tests::keyspace::Value;
 use crate::kind::Mode;
+use crate::outbox::Grant;
 use crate::request::{Ask as How, Release, Renew, Request, Verb};
 
 impl World<'_> {
@@ -30,9 +32,9 @@ impl World<'_> {
             Ask::Close => return self.close(owner, number),
             Ask::Renew(mode) => return self.renew(owner, number, key, mode),
             Ask::Release(mode) => {
-                if self.owners[usize::from(owner)].of(key, mode).is_none() {
+                let Some(token) = self.owners[usize::from(owner)].of(key, mode).map(|claim| claim.token) else {
                     return false;
-                }
+                };
                 self.begin_turn(number);
                 self.owners[usize::from(owner)].forget(key, mode);
                 let who = [owner];
@@ -43,8 +45,9 @@ impl World<'_> {
                     mode,
                     count: self.count_held(owner, number, key, mode),
                     request_id: None,
-                    tokens: &[],
+                    tokens: &[token],
                     keep_ms: None,
+                    is_each: false,
                 };
                 let purpose = Purpose::Attempt { ask, holds: false, holds_other: false };
                 let _ = self.transact(number, &[key], None, purpose, |engine, tx| engine.release(tx, &request));
@@ -87,6 +90,7 @@ impl World<'_> {
             claim_ms: None,
             grace_ms: None,
             is_once: matches!(ask, Ask::Once(..)),
+            is_timed: waits,
             notify: None,
             ask: if waits { How::Wait { until_us: None } } else { How::Try },
         }
@@ -107,7 +111,7 @@ impl World<'_> {
         let acquired =
             self.transact(number, keys, Some(client), purpose, |engine, tx| engine.acquire(tx, &[owner], &request));
         match acquired {
-            Ok(Acquired::Granted(tokens)) => {
+            Ok(Acquired::Granted(Grant { tokens, .. })) => {
                 for (key, token) in keys.iter().zip(tokens) {
                     self.owners[usize::from(owner)].granted(*key, mode, count, token, lease, self.now, self.now);
                 }
@@ -115,7 +119,7 @@ impl World<'_> {
                 self.note_grant(number);
             }
             Ok(Acquired::Waiting(ticket)) => {
-                let waiting = Waiting { ticket, owner, key: keys[0], ask, sent: self.now };
+                let waiting = Waiting { ticket, owner, key: keys[0], ask, sent: self.now, granted: None };
                 self.server(number).waiting.push(waiting);
             }
             Ok(Acquired::Denied) | Err(_) => {}
@@ -138,18 +142,20 @@ impl World<'_> {
     }
 
     pub(super) fn renew(&mut self, owner: u8, number: usize, key: usize, mode: Mode) -> bool {
-        let Some(token) = self.owners[usize::from(owner)].of(key, mode).map(|claim| claim.token) else {
+        let claim = self.owners[usize::from(owner)].of(key, mode);
+        let asks = |claim: &&Claim| claim.until() > self.now || self.fault == Fault::RenewsLater;
+        let Some(token) = claim.filter(asks).map(|claim| claim.token) else {
             return false;
         };
         self.begin_turn(number);
         let (who, kind, client) = ([owner], self.setup.kind, self.servers[number].connections[usize::from(owner)]);
         let lease = self.lease(number);
-        let tokens = [token];
-        let tokens = if self.fault == Fault::RenewsAnyToken { &[] } else { &tokens[..] };
-        let request = Renew { kind, owner: &who, mode, lease_ms: Some(lease), tokens };
+        let (tokens, lease_ms) = (&[token], Some(lease));
+        let request = Renew { kind, owner: &who, mode, lease_ms, tokens, is_each: false };
         let renewed =
             self.transact(number, &[key], Some(client), Purpose::Renewal, |engine, tx| engine.renew(tx, &request));
-        if renewed.is_ok() && self.owners[usize::from(owner)].renewed(key, mode, lease, self.now) {
+        if renewed.is_ok() {
+            self.owners[usize::from(owner)].renewed(key, mode, lease, self.now);
             self.note_belief(number);
         }
         self.take_offers(number);

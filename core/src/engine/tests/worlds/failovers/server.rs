@@ -49,6 +49,8 @@ pub(super) struct Waiting {
     pub(super) key: usize,
     pub(super) ask: Ask,
     pub(super) sent: u64,
+    /// It was granted, with this token, and may believe for so many ticks.
+    pub(super) granted: Option<(u64, u64)>,
 }
 
 /// A master's knowledge of a replica.

@@ -12,7 +12,8 @@ use crate::engine::tests::keyspace::Open;
 use crate::engine::{Engine, Transaction};
 use crate::exclusion::{Exclusion, Readings, Replication};
 use crate::limits::{Limits, MayGrant};
-use crate::outbox::{Answer, Outbox};
+use crate::outbox::{Answer, Grant, Outbox};
+use crate::time::US_PER_MS;
 
 /// How long a fair lock keeps a place.
 const GRACE: u64 = 2;
@@ -153,10 +154,23 @@ impl World<'_> {
 
     /// A turn of the server begins: it has written its answers.
     pub(super) fn begin_turn(&mut self, number: usize) {
+        self.send_answers(number);
+        self.server(number).engine.begin_turn();
+    }
+
+    /// A turn has ended: waiters get their answers. With SESSION an owner does not believe before it
+    /// has asked again.
+    pub(super) fn send_answers(&mut self, number: usize) {
         let Server { engine, waiting, .. } = self.server(number);
-        engine.begin_turn();
         engine.confirm_grants(|_| true);
-        waiting.retain(|waiting| engine.is_waiting(waiting.ticket));
+        for Waiting { owner, key, ask, sent, granted, .. } in
+            waiting.extract_if(.., |one| !engine.is_waiting(one.ticket)).collect::<Vec<_>>()
+        {
+            if let (Some((token, lasts)), Ask::Wait(mode, count), false) = (granted, ask, self.setup.has_sessions) {
+                self.owners[usize::from(owner)].granted(key, mode, count, token, lasts, sent, self.now);
+                self.note_belief(number);
+            }
+        }
     }
 
     pub(super) fn run_timer(&mut self, number: usize) {
@@ -202,7 +216,6 @@ impl World<'_> {
         match (may_grant, fault, purpose) {
             (MayGrant::Quarantine { .. }, ..) if is_wrong => MayGrant::Yes,
             (MayGrant::NoReplicas, Fault::RenewsAtOnce, Purpose::Renewal) => MayGrant::Quarantine { left_ms: 1 },
-            (MayGrant::Quarantine { .. }, Fault::RenewsUnclaimed, Purpose::Renewal) => MayGrant::Yes,
             (MayGrant::NoReplicas, Fault::TimerGrants, Purpose::Timer) => MayGrant::Yes,
             _ => may_grant,
         }
@@ -217,14 +230,8 @@ impl World<'_> {
         request: impl FnOnce(&mut Engine, &mut Transaction<'_, Open<'_>>) -> R,
     ) -> R {
         let may_grant = self.may_grant(number, purpose);
-        let limits = Limits {
-            max_waiters: 6,
-            max_places: 8,
-            fair_grace_ms: GRACE,
-            max_lease_ms: self.lease(number),
-            may_grant,
-            marks_unclaimed: true,
-        };
+        let limits =
+            Limits { max_waiters: 6, max_places: 8, fair_grace_ms: GRACE, max_lease_ms: self.lease(number), may_grant };
         let now = self.now_of(number);
         let mut out = Outbox::new(true);
         let Server { engine, values, .. } = self.server(number);
@@ -253,16 +260,10 @@ impl World<'_> {
         for told in out.answers() {
             let waiting = &mut self.server(number).waiting;
             let Some(at) = waiting.iter().position(|waiting| waiting.ticket == told.ticket) else { continue };
-            let Waiting { owner, key, ask, sent, .. } = waiting[at];
-            if let (Answer::Granted(token), Ask::Wait(mode, count)) = (&told.answer, ask) {
-                // The waiter stays known until the next turn, because its connection may close
-                // before that.
-                let (now, owner, lease) = (self.now, usize::from(owner), self.lease(number));
-                if self.setup.believes_after_wait {
-                    self.owners[owner].granted(key, mode, count, *token, lease, sent, now);
-                } else {
-                    self.owners[owner].granted_after_wait(key, mode, count, *token, now);
-                }
+            if let Answer::Granted(Grant { tokens, belief: Some(belief), .. }) = &told.answer {
+                // It gets the answer when the turn ends, because its connection may close before
+                // that.
+                waiting[at].granted = Some((tokens[0], belief.ms() * US_PER_MS / TICK_US));
                 self.note_grant(number);
             } else {
                 waiting.remove(at);

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::vec::Vec;
 
 use super::Setup;
-use super::action::Action;
+use super::action::{Action, Ask};
 use super::beliefs::{Beliefs, overlap};
 use super::fault::Fault;
 use super::server::{Server, Values};
@@ -137,6 +137,9 @@ impl<'s> World<'s> {
     /// Takes a step. Returns `false` and does nothing if it is not possible now.
     pub(super) fn act(&mut self, action: Action) -> bool {
         self.shown = Shown::default();
+        if !matches!(action, Action::Ask(_, _, _, Ask::Leave)) {
+            (0..self.servers.len()).for_each(|number| self.send_answers(number));
+        }
         match action {
             Action::Pass(ticks) => self.now += ticks,
             Action::Tick(server) if self.is_master(server) => self.tick(server),

@@ -11,7 +11,7 @@ use super::fair_asking::FairWish;
 use super::fair_leaving::Left;
 use super::fair_places::Place;
 use super::kept::Kept;
-use super::repeats::{Mark, is_repeat};
+use super::repeats::{Mark, is_repeat, mark_after};
 use crate::request::Verb;
 
 #[derive(Default)]
@@ -94,7 +94,7 @@ impl FairOracle {
                 Ok(false) => *count += 1,
             }
             *until_ms = (*until_ms).max(now_ms + wish.lease_ms);
-            self.mark = wish.id.map(|id| (id, Verb::Acquire)).or(self.mark);
+            self.mark = mark_after(self.mark, wish.id, 1);
             self.hear();
             return Told::Granted;
         }
@@ -105,7 +105,8 @@ impl FairOracle {
             if !self.line.is_empty() {
                 self.remove_first();
             }
-            self.hold_anew(owner, wish.lease_ms, wish.id, now_ms);
+            let lasts_ms = wish.claim_ms.unwrap_or(wish.lease_ms).min(wish.lease_ms);
+            self.hold_anew(owner, lasts_ms, wish.id, now_ms);
             return Told::Granted;
         }
         self.stand_in_line(owner, wish, now_ms)
@@ -117,7 +118,7 @@ impl FairOracle {
 
     fn hold_anew(&mut self, owner: u8, lease_ms: u64, id: Option<u64>, now_ms: u64) {
         self.holder = Some((owner, 1, now_ms + lease_ms));
-        self.mark = id.map(|id| (id, Verb::Acquire));
+        self.mark = mark_after(None, id, 1);
     }
 
     /// The owners that an owner waits for: the holder, and the connected places ahead. A place

@@ -9,7 +9,7 @@ use super::fair_places::Place;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FairWish {
     pub(crate) lease_ms: u64,
-    /// CLAIM: the lease of a hold that begins after a wait, until it is claimed.
+    /// CLAIM: the lease of a hold that begins, until it is claimed.
     pub(crate) claim_ms: Option<u64>,
     /// GRACE.
     pub(crate) grace_ms: Option<u64>,

@@ -3,7 +3,7 @@
 use super::Told;
 use super::fair::FairOracle;
 use super::kept::Kept;
-use super::repeats::is_repeat;
+use super::repeats::{is_repeat, left_after_cancel};
 use crate::request::Verb;
 
 impl FairOracle {
@@ -43,10 +43,19 @@ impl FairOracle {
     /// Releases once. Returns what is left.
     fn give_back(&mut self, id: Option<u64>) -> u32 {
         self.hear();
-        self.mark = id.map(|id| (id, Verb::Release)).or(self.mark);
+        self.mark = id.map(|id| (id, Verb::Release, 0)).or(self.mark);
         self.holder = self.holder.map(|(owner, count, until_ms)| (owner, count - 1, until_ms));
         self.holder = self.holder.filter(|(_, count, _)| *count > 0);
         self.holder.map_or(0, |(_, count, _)| count)
+    }
+
+    /// Takes back what a numbered request has added to its owner's hold.
+    pub(super) fn cancel_hold(&mut self, owner: u8, id: Option<u64>) {
+        let Some((_, count, until_ms)) = self.holder.filter(|(of, ..)| *of == owner) else { return };
+        let Some(left) = left_after_cancel(self.mark, id, count) else { return };
+        self.hear();
+        self.mark = id.map(|id| (id, Verb::Cancel, 0));
+        self.holder = (left > 0).then_some((owner, left, until_ms));
     }
 
     pub(crate) fn renew(&mut self, owner: u8, is_meant: bool, lease_ms: u64, now_ms: u64) -> Told {

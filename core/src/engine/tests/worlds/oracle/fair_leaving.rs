@@ -59,7 +59,7 @@ impl FairOracle {
             && self.holder.is_some_and(|(of, ..)| of == owner)
         {
             self.holder = None;
-            let (asked, id) = (None, self.mark.map(|(id, _)| id));
+            let (asked, id) = (None, self.mark.map(|(id, ..)| id));
             let mut place = Place {
                 owner,
                 is_connected: false,

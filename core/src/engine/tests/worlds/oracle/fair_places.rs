@@ -55,20 +55,22 @@ impl FairOracle {
         }
     }
 
-    /// Gives up a place. CANCEL returns the number of requests it has ended, so it does due work
-    /// first: a place that has expired by then is gone, and a later failover gives it no new grace.
-    pub(crate) fn cancel(&mut self, owner: u8, now_ms: u64) {
+    /// Gives up a request, or the one with this id. CANCEL returns whether it has ended anything, so
+    /// it does due work first: a place that has expired by then is gone, and a later failover gives
+    /// it no new grace.
+    pub(crate) fn cancel(&mut self, owner: u8, id: Option<u64>, now_ms: u64) {
         self.settle(now_ms);
-        let Some(at) = self.line.iter().position(|place| place.owner == owner) else {
-            return;
-        };
-        if self.line[at].is_connected {
-            self.answers.push((owner, Told::Cancelled));
+        let is_meant = |place: &Place| place.owner == owner && (id.is_none() || place.id == id);
+        if let Some(at) = self.line.iter().position(is_meant) {
+            if self.line[at].is_connected {
+                self.answers.push((owner, Told::Cancelled));
+            }
+            if at == 0 {
+                self.reserved_ms = None;
+            }
+            self.line.remove(at);
         }
-        if at == 0 {
-            self.reserved_ms = None;
-        }
-        self.line.remove(at);
+        self.cancel_hold(owner, id);
         self.settle(now_ms);
     }
 

@@ -2,7 +2,7 @@
 //! owner has one hold in each mode.
 
 use super::kept::Kept;
-use super::repeats::{Mark, Verdict, is_repeat};
+use super::repeats::{Mark, Verdict, is_repeat, left_after_cancel, mark_after};
 use super::sessions::Session;
 use super::unheard::Grant;
 use super::wish::Wish;
@@ -19,7 +19,7 @@ pub(crate) struct Held {
     /// Its last numbered request.
     pub(crate) mark: Mark,
     pub(super) session: Option<Session>,
-    /// Granted after a wait with CLAIM, and not claimed yet.
+    /// Granted with CLAIM, and not claimed yet.
     pub(super) is_unclaimed: bool,
 }
 
@@ -46,38 +46,34 @@ impl Oracle {
 
     /// Grants a request, or renews the hold of an owner that already has it. Returns the data to
     /// undo it.
-    pub(super) fn give(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) -> Grant {
+    pub(super) fn give(&mut self, owner: u8, wish: &Wish, verdict: Verdict, waited: bool, now_ms: u64) -> Grant {
         let Wish { mode, lease_ms, id, session_ms, .. } = *wish;
         let count = if verdict == Verdict::Grant { wish.count } else { 0 };
-        let lasts_ms =
-            if verdict == Verdict::Grant { wish.claim_ms.unwrap_or(lease_ms).min(lease_ms) } else { lease_ms };
-        let (until_ms, mark) = (now_ms + lasts_ms, id.map(|id| (id, Verb::Acquire)));
         let at = self.position(owner, mode);
+        let is_unclaimed = verdict == Verdict::Grant && wish.claim_ms.is_some() && (waited || at.is_none());
+        let lasts_ms = if is_unclaimed { wish.claim_ms.unwrap_or(lease_ms).min(lease_ms) } else { lease_ms };
+        let until_ms = now_ms + lasts_ms;
         let before = at.map(|at| self.holds[at].clone());
         let held = match at {
             Some(at) => &mut self.holds[at],
             None => {
                 self.forget_earlier(owner, mode);
-                let is_unclaimed = wish.claim_ms.is_some();
                 self.holds.push(Held { owner, mode, count: 0, until_ms, mark: None, session: None, is_unclaimed });
                 self.holds.last_mut().expect("it was added")
             }
         };
         held.count += count;
         held.until_ms = held.until_ms.max(until_ms);
-        held.mark = mark.or(held.mark);
+        held.mark = mark_after(held.mark, id, count);
         held.bind(session_ms);
-        held.is_unclaimed &= verdict == Verdict::Grant;
+        held.is_unclaimed &= verdict == Verdict::Grant && (waited || is_unclaimed);
         let has_bound = held.is_bound() && !before.as_ref().is_some_and(Held::is_bound);
         Grant { owner, wish: *wish, count, has_bound, before }
     }
 
     /// Like `give`, for a request that did not wait: its reply confirms it.
     pub(super) fn give_at_once(&mut self, owner: u8, wish: &Wish, verdict: Verdict, now_ms: u64) {
-        self.give(owner, &Wish { claim_ms: None, ..*wish }, verdict, now_ms);
-        if let Some(at) = self.position(owner, wish.mode) {
-            self.holds[at].is_unclaimed = false;
-        }
+        self.give(owner, wish, verdict, false, now_ms);
         self.hear(owner, wish.mode);
     }
 
@@ -107,7 +103,7 @@ impl Oracle {
         self.hear(owner, mode);
         let held = &mut self.holds[at];
         held.count -= count;
-        held.mark = id.map(|id| (id, Verb::Release)).or(held.mark);
+        held.mark = id.map(|id| (id, Verb::Release, 0)).or(held.mark);
         if let Some(keep_ms) = keep_ms {
             self.kept = Some(Kept { owner, until_ms: now_ms + keep_ms, mark: held.mark });
             self.holds.remove(at);
@@ -121,6 +117,21 @@ impl Oracle {
         }
         self.hand_over(now_ms);
         Told::Left(left)
+    }
+
+    /// Takes back what a numbered request has added to the holds of its owner.
+    pub(super) fn cancel_holds(&mut self, owner: u8, id: Option<u64>, now_ms: u64) {
+        for mode in Mode::ALL {
+            let Some(at) = self.position(owner, mode) else { continue };
+            let held = &mut self.holds[at];
+            let Some(left) = left_after_cancel(held.mark, id, held.count) else { continue };
+            (held.count, held.mark) = (left, id.map(|id| (id, Verb::Cancel, 0)));
+            if left == 0 {
+                self.holds.remove(at);
+                self.begin_idle_time(now_ms);
+            }
+            self.hear(owner, mode);
+        }
     }
 
     pub(crate) fn renew(&mut self, owner: u8, mode: Mode, is_meant: bool, lease_ms: u64, now_ms: u64) -> Told {

@@ -55,7 +55,7 @@ impl Oracle {
                 Verdict::Refuse(told) => told,
                 Verdict::Grant | Verdict::Repeat | Verdict::Has => {
                     self.settle_earlier(owner, wish.mode, now_ms);
-                    let grant = self.give(owner, &wish, verdict, now_ms);
+                    let grant = self.give(owner, &wish, verdict, true, now_ms);
                     self.unheard.push(grant);
                     Told::Granted
                 }
@@ -113,14 +113,15 @@ impl Oracle {
         self.line.insert(at, InLine { owner, wish, until_ms, upgrades, was_asked, suspect });
     }
 
-    /// A waiter gives up.
-    pub(crate) fn cancel(&mut self, owner: u8, now_ms: u64) {
+    /// An owner gives up its request, or the one with this id.
+    pub(crate) fn cancel(&mut self, owner: u8, id: Option<u64>, now_ms: u64) {
         self.settle(now_ms);
-        if self.line.iter().any(|one| one.owner == owner) {
+        if self.line.iter().any(|one| one.owner == owner && (id.is_none() || one.wish.id == id)) {
             self.leave_line(owner);
             self.answers.push((owner, Told::Cancelled));
-            self.settle(now_ms);
         }
+        self.cancel_holds(owner, id, now_ms);
+        self.settle(now_ms);
     }
 
     /// A waiter leaves without an answer.

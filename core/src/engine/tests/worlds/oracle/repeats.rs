@@ -9,8 +9,9 @@ use super::wish::Wish;
 use super::{Oracle, Told};
 use crate::request::Verb;
 
-/// The last numbered request of a hold.
-pub(crate) type Mark = Option<(u64, Verb)>;
+/// The last numbered request of a hold, and the count that an ACQUIRE has added to it: 0 if it found
+/// what it asked for with ONCE.
+pub(crate) type Mark = Option<(u64, Verb, u32)>;
 
 /// The lock's answer to a wish, regardless of waiters.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,9 +43,28 @@ pub(super) enum Again {
 /// Whether a numbered request repeats the last one of a hold; an error if it is an earlier one.
 pub(super) fn is_repeat(last: Mark, id: Option<u64>, verb: Verb) -> Result<bool, Told> {
     match (last, id) {
-        (Some((last, by)), Some(id)) if id < last || (id == last && by != verb) => Err(Told::Stale),
-        (Some((last, _)), Some(id)) => Ok(id == last),
+        (Some((last, by, _)), Some(id)) if id < last || (id == last && by != verb) => Err(Told::Stale),
+        (Some((last, ..)), Some(id)) => Ok(id == last),
         _ => Ok(false),
+    }
+}
+
+/// The mark after an ACQUIRE that has added a count. A repeat leaves what its request has added.
+pub(super) fn mark_after(last: Mark, id: Option<u64>, added: u32) -> Mark {
+    match (last, id) {
+        (Some((last_id, ..)), Some(id)) if last_id == id => last,
+        (_, Some(id)) => Some((id, Verb::Acquire, added)),
+        (_, None) => last,
+    }
+}
+
+/// What a CANCEL of a request leaves of a hold: the count. `None`: the last request was another.
+pub(super) fn left_after_cancel(last: Mark, id: Option<u64>, count: u32) -> Option<u32> {
+    match last {
+        Some((last_id, Verb::Acquire, added)) if Some(last_id) == id => {
+            Some(if added == 0 { 0 } else { count.saturating_sub(added) })
+        }
+        _ => None,
     }
 }
 

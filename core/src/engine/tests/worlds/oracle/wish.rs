@@ -12,7 +12,7 @@ pub(crate) struct Wish {
     pub(crate) lease_ms: u64,
     /// How long it waits, if it does; [`FOR_EVER`] without a limit.
     pub(crate) wait_ms: Option<u64>,
-    /// CLAIM: the lease of a hold that begins after a wait, until it is claimed.
+    /// CLAIM: the lease of a hold that begins, until it is claimed.
     pub(crate) claim_ms: Option<u64>,
     /// SESSION.
     pub(crate) session_ms: Option<u64>,
