@@ -58,7 +58,7 @@ fn commands(client: &mut Client) -> Vec<String> {
 fn example(command: &str) -> String {
     let mode = if command.starts_with("rrwlock") { " READ" } else { "" };
     let rest = match command.split_once('.').expect("a family").1 {
-        "macquire" | "mrelease" | "mrenew" => return format!("{command} 2 lock:1 lock:2 a"),
+        "macquire" | "mrelease" | "mrenew" | "mcancel" => return format!("{command} 2 lock:1 lock:2 a"),
         "top" => return command.to_owned(),
         "apply" => " released 1",
         "init" | "resize" => " 3",

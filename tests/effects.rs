@@ -149,7 +149,7 @@ fn commands_on_a_semaphore_propagate_their_effects() {
     journal.expect(
         "grants",
         &[
-            &format!("job granted semaphore permits {a} 3 @60000 60000 1a - a"),
+            &format!("job granted semaphore permits {a} 3 @60000 60000 1a3 - a"),
             "job granted semaphore permits # 1 @60000 60000 - - b",
         ],
     );

@@ -7,6 +7,7 @@
 mod access;
 mod at_rest;
 mod bad_input;
+mod cancel;
 mod claim;
 mod clock;
 mod cluster;
@@ -71,6 +72,7 @@ mod storm;
 mod superseded;
 mod support;
 mod takeover;
+mod timed;
 mod token_limits;
 mod upgrade;
 mod versions;

@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn messages_are_taken_apart() {
-        assert_eq!(read(b"granted 7 99").unwrap(), Notice { id: 7, outcome: Outcome::Granted(99) });
+        assert_eq!(read(b"granted 7 99 for 30000").unwrap(), Notice { id: 7, outcome: Outcome::Granted(99) });
         assert_eq!(read(b"nil 8").unwrap(), Notice { id: 8, outcome: Outcome::Nil });
         assert_eq!(read(b"error 9 UNBLOCKED why").unwrap(), Notice { id: 9, outcome: Outcome::Error });
         for message in [&b"granted 7"[..], b"granted x 9", b"hello 1", b""] {

@@ -51,7 +51,9 @@ fn translated(message: &str, id: &str) -> Option<Reply> {
     if of != id {
         return None;
     }
-    let mut tokens: Vec<Reply> = rest.split(' ').filter_map(|token| token.parse().ok()).map(Reply::Int).collect();
+    // `<tokens> for <ms>`: a blocked connection gets the milliseconds only with TIMED.
+    let granted = rest.split_once(" for ").map_or(rest, |(tokens, _)| tokens);
+    let mut tokens: Vec<Reply> = granted.split(' ').filter_map(|token| token.parse().ok()).map(Reply::Int).collect();
     Some(match what {
         "granted" if tokens.len() == 1 => tokens.remove(0),
         "granted" => Reply::Array(tokens),

@@ -47,20 +47,20 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
             let request_id = (how & 3 == 3).then_some(u64::from(how >> 4) + 1);
             let (tokens, is_stale) = meant(world, &keys[0], &owner, mode, how);
             let keep_ms = (mode == Mode::Exclusive && how & 8 != 0).then_some(u64::from(how >> 4) + 1);
-            let request =
-                Release { verb: Verb::Release, kind, owner: &owner, mode, count, request_id, tokens: &tokens, keep_ms };
+            let (verb, tokens, is_each) = (Verb::Release, &tokens, false);
+            let request = Release { verb, kind, owner: &owner, mode, count, request_id, tokens, keep_ms, is_each };
             let released = world.on(&keys, client, |engine, tx| engine.release(tx, &request));
             assert!(!is_stale || released.is_err(), "a hold was released with another token");
         }
         8 => {
             let (verb, kind, mode) = (Verb::ReleaseMany, Kind::Mutex, Mode::Exclusive);
-            let request =
-                Release { verb, kind, owner: &owner, mode, count: 1, request_id: None, tokens: &[], keep_ms: None };
+            let (count, request_id, tokens, keep_ms, is_each) = (1, None, &[], None, how & 1 == 1);
+            let request = Release { verb, kind, owner: &owner, mode, count, request_id, tokens, keep_ms, is_each };
             let _ = world.on(&[key(0), key(1)], client, |engine, tx| engine.release(tx, &request));
         }
         9 => {
             let (tokens, is_stale) = meant(world, &keys[0], &owner, mode, how);
-            let request = Renew { kind, owner: &owner, mode, lease_ms: Some(u64::from(how) + 1), tokens: &tokens };
+            let request = Renew { kind, owner: &owner, mode, lease_ms: Some(u64::from(how) + 1), tokens: &tokens, is_each: false };
             let renewed = world.on(&keys, client, |engine, tx| engine.renew(tx, &request));
             assert!(!is_stale || renewed.is_err(), "a hold was renewed with another token");
         }
@@ -90,7 +90,9 @@ fn take(world: &mut World, verb: u8, at: u8, who: u8, how: u8) {
             7 => world.take_away(channel(who)),
             _ => {
                 let cancel = Cancel { kind, owner: &owner, request_id: (how & 16 != 0).then_some(u64::from(how >> 5)) };
-                let _ = world.on(&keys, client, |engine, tx| engine.cancel(tx, &cancel));
+                let both = [key(0), key(1)];
+                let keys = if kind == Kind::Mutex && who & 4 != 0 { &both[..] } else { &keys[..] };
+                let _ = world.on(keys, client, |engine, tx| engine.cancel(tx, &cancel));
             }
         },
         14 => world.pass(u64::from(how)),
@@ -134,6 +136,7 @@ fn request(world: &World, verb: Verb, (kind, mode, count): (Kind, Mode, u32), ho
         claim_ms: (how & 8 != 0).then_some(span_ms / 4 + 1),
         grace_ms: None,
         is_once: how & 64 != 0,
+        is_timed: how & 128 != 0,
         notify: None,
         ask,
     }

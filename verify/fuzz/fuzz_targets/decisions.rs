@@ -143,9 +143,10 @@ impl Beside {
                     lease_ms: u64::from(how >> 4) * 3 + 1,
                     request_id: (id > 0 || notify.is_some()).then_some(id.max(1)),
                     session_ms: (is_plain && who & 64 != 0).then_some(u64::from(how & 15)),
-                    claim_ms: short_ms.filter(|_| waits),
+                    claim_ms: short_ms,
                     grace_ms: short_ms.filter(|_| kind == Kind::Fair && waits && who & 16 != 0).map(|ms| ms / 4),
                     is_once: is_plain && (who & 32 != 0 || notify.is_some()),
+                    is_timed: false,
                     notify,
                     ask: match how & 3 {
                         2 | 3 => {
@@ -164,9 +165,10 @@ impl Beside {
                 let who = [owner];
                 let keep_ms = short_ms.filter(|_| mode == Mode::Exclusive);
                 let verb = Verb::Release;
-                let request = Release { verb, kind, owner: &who, mode, count, request_id, tokens: &tokens, keep_ms };
+                let (tokens, is_each) = (&tokens, false);
+                let request = Release { verb, kind, owner: &who, mode, count, request_id, tokens, keep_ms, is_each };
                 let left = self.world.on(&keys, None, |engine, tx| engine.release(tx, &request));
-                let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0]));
+                let told = left.map_or_else(|refusal| refused(&refusal), |left| Told::Left(left[0].unwrap_or(0)));
                 let expected = match &mut self.spec {
                     Spec::Plain(oracles) => {
                         oracles[key].release(owner, Back { mode, count, id: request_id, names_token, keep_ms }, now_ms)
@@ -179,7 +181,7 @@ impl Beside {
                 let (tokens, names_token) = self.meant(key, owner, mode, how);
                 let is_meant = names_token != Some(false);
                 let lease_ms = u64::from(how & 63) + 1;
-                let request = Renew { kind, owner: &[owner], mode, lease_ms: Some(lease_ms), tokens: &tokens };
+                let request = Renew { kind, owner: &[owner], mode, lease_ms: Some(lease_ms), tokens: &tokens, is_each: false };
                 let client = Some(self.client(owner));
                 let renewed = self.world.on(&keys, client, |engine, tx| engine.renew(tx, &request));
                 let expected = match &mut self.spec {
@@ -207,12 +209,13 @@ impl Beside {
                 }
             }
             10 => {
-                let cancel = Cancel { kind, owner: &[owner], request_id: None };
+                let request_id = (id > 0).then_some(id);
+                let cancel = Cancel { kind, owner: &[owner], request_id };
                 let cancelled = self.world.on(&keys, None, |engine, tx| engine.cancel(tx, &cancel));
                 assert!(cancelled.is_ok(), "CANCEL was refused");
                 match &mut self.spec {
-                    Spec::Plain(oracles) => oracles[key].cancel(owner, now_ms),
-                    Spec::Fair(oracle) => oracle.cancel(owner, now_ms),
+                    Spec::Plain(oracles) => oracles[key].cancel(owner, request_id, now_ms),
+                    Spec::Fair(oracle) => oracle.cancel(owner, request_id, now_ms),
                 }
             }
             11 if self.is_notified || at & 8 != 0 => self.close(owner),
@@ -287,6 +290,7 @@ impl Beside {
             claim_ms: None,
             grace_ms: None,
             is_once: false,
+            is_timed: false,
             notify: None,
             ask: Ask::Try,
         };
@@ -437,7 +441,7 @@ impl Beside {
             told.push((
                 (key, owner),
                 match answer {
-                    Answer::Granted(_) | Answer::GrantedMany(_) => Told::Granted,
+                    Answer::Granted(_) => Told::Granted,
                     Answer::TimedOut => Told::Nil,
                     Answer::Superseded => Told::Superseded,
                     Answer::Cancelled => Told::Cancelled,

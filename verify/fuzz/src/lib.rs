@@ -61,6 +61,10 @@ impl Keyspace for Open<'_> {
         self.values.remove(&self.name(id)).expect("the engine removes only values that exist");
     }
 
+    fn expire_left_ms(&self, _: KeyId) -> Option<u64> {
+        None
+    }
+
     fn client(&self) -> Option<u64> {
         self.client
     }
@@ -156,7 +160,7 @@ impl World {
                 .expect("a replica can apply every effect of its master");
         }
         for Told { ticket, answer, notice, .. } in out.answers() {
-            if let (Some(notice), Answer::Granted(_) | Answer::GrantedMany(_)) = (notice, answer) {
+            if let (Some(notice), Answer::Granted(_)) = (notice, answer) {
                 self.unpublished.push((*ticket, *notice));
             }
             self.answers.push((*ticket, answer.clone()));

@@ -86,7 +86,7 @@ impl Telling {
         if self.told < self.shape.requests {
             let (teller, asker) = (self.shape.connections + self.told % RELEASERS, self.shape.asker(self.told));
             self.told += 1;
-            let message = format!("granted {} {}", self.told, self.told);
+            let message = format!("granted {} {} for 30000", self.told, self.told);
             outbox.push(teller, &resp::command(&[b"PUBLISH", channel(asker).as_bytes(), message.as_bytes()]));
         }
     }

@@ -233,7 +233,7 @@ impl Relay {
         };
         let (id, token) = ((self.members[next].asked - 1) * all + next as u64 + 1, chain.last_token + 1);
         let channel = &self.channels[next % self.channels.len()];
-        Some(resp::command(&[b"PUBLISH", channel.as_bytes(), format!("granted {id} {token}").as_bytes()]))
+        Some(resp::command(&[b"PUBLISH", channel.as_bytes(), format!("granted {id} {token} for 30000").as_bytes()]))
     }
 
     fn given_back(&mut self, member: usize, outbox: &mut Outbox) {

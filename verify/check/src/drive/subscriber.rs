@@ -112,7 +112,10 @@ fn said(line: &str) -> Option<(u64, Outcome)> {
     let (verb, rest) = line.split_once(' ')?;
     let (id, rest) = rest.split_once(' ').unwrap_or((rest, ""));
     let outcome = match verb {
-        "granted" => Outcome::Granted(rest.rsplit(' ').next()?.parse().ok()?),
+        "granted" => {
+            let (tokens, _) = rest.split_once(" for ")?;
+            Outcome::Granted(tokens.rsplit(' ').next()?.parse().ok()?)
+        }
         "nil" => Outcome::Nil,
         "error" if rest.starts_with("SUPERSEDED ") => Outcome::Unblocked,
         "error" if rest.starts_with("UNBLOCKED ") => unblocked(line),
@@ -140,13 +143,13 @@ mod tests {
             let message = format!("*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n${}\r\n{text}\r\n", text.len());
             there.write_all(message.as_bytes())
         };
-        say("granted 7 k 42")?;
+        say("granted 7 k 42 for 900")?;
         say("nil 8")?;
         assert_eq!(subscriber.answer(7)?, Some(Outcome::Granted(42)));
         assert_eq!(subscriber.answer(8)?, Some(Outcome::Nil));
         assert_eq!(subscriber.answer(9)?, None);
         assert_eq!(subscriber.take_answered_twice(), []);
-        say("granted 7 k 42")?;
+        say("granted 7 k 42 for 900")?;
         say("error 9 OOM the memory is full")?;
         assert_eq!(subscriber.answer(9)?, Some(Outcome::Refused));
         assert_eq!(subscriber.take_answered_twice(), [7]);

@@ -172,7 +172,7 @@ impl Run<'_> {
                 self.requests += 1;
                 let asked = self.world.acquire(lock, owner.as_bytes(), (node, self.requests), (LEASE_MS, WAIT_MS));
                 match asked {
-                    Ok(Acquired::Granted(tokens)) => self.hold(client, lock, tokens.first().copied().unwrap_or(0)),
+                    Ok(Acquired::Granted(grant)) => self.hold(client, lock, grant.tokens.first().copied().unwrap_or(0)),
                     Ok(Acquired::Waiting(ticket)) => {
                         self.tickets.insert(ticket, (client, lock));
                     }
@@ -191,7 +191,7 @@ impl Run<'_> {
         for (ticket, answer) in std::mem::take(&mut self.world.answers) {
             let Some((client, lock)) = self.tickets.remove(&ticket) else { continue };
             match answer {
-                Answer::Granted(token) => self.hold(client, lock, token),
+                Answer::Granted(grant) => self.hold(client, lock, grant.tokens.first().copied().unwrap_or(0)),
                 // Its node has crashed, and comes back by itself.
                 Answer::Closed => {}
                 _ => self.think(client),

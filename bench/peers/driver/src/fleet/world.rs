@@ -52,6 +52,10 @@ impl Keyspace for Open<'_> {
         self.table.locks[self.lock] = None;
     }
 
+    fn expire_left_ms(&self, _: KeyId) -> Option<u64> {
+        None
+    }
+
     fn client(&self) -> Option<u64> {
         self.client
     }
@@ -116,6 +120,7 @@ impl World {
             claim_ms: None,
             grace_ms: None,
             is_once: false,
+            is_timed: false,
             notify: channel,
             ask: Ask::Wait { until_us: Some(self.now_us + wait_ms * 1000) },
         };
@@ -132,6 +137,7 @@ impl World {
             request_id: None,
             tokens: &[token],
             keep_ms: None,
+            is_each: false,
         };
         self.transact(lock, Some(node), |engine, tx| engine.release(tx, &release).map(drop))
     }
