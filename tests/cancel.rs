@@ -6,7 +6,7 @@ fn holds(client: &mut Client) -> i64 {
     client.call("LOCK.HOLDS job a").int()
 }
 
-/// Rules X1, X2.
+/// Rules X2, X4, X5, X6.
 #[test]
 fn cancel_takes_back_what_the_request_has_added() {
     for server in Server::for_each(ALL) {
@@ -25,7 +25,7 @@ fn cancel_takes_back_what_the_request_has_added() {
     }
 }
 
-/// Rule X1.
+/// Rule X2.
 #[test]
 fn cancel_of_the_first_request_ends_the_hold_and_the_lock_goes_on() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -38,7 +38,7 @@ fn cancel_of_the_first_request_ends_the_hold_and_the_lock_goes_on() {
     }
 }
 
-/// Rule X1.
+/// Rule X2.
 #[test]
 fn cancel_gives_back_as_many_permits_as_the_request_took() {
     let server = Server::start();
@@ -78,7 +78,7 @@ fn neither_a_release_nor_a_kept_lock_is_cancelled() {
     assert_eq!(client.call("RLOCK.ACQUIRE job b"), Reply::Nil);
 }
 
-/// Rule X1.
+/// Rules X6, X8.
 #[test]
 fn files_and_replicas_know_what_a_request_has_added() {
     let mut server = Server::with_aof(&["appendfsync always"]);
@@ -107,7 +107,7 @@ fn files_and_replicas_know_what_a_request_has_added() {
     check(&mut promoted);
 }
 
-/// Rules M1, M2.
+/// Rules M2, M3, X1.
 #[test]
 fn mcancel_ends_a_request_for_several_keys() {
     let server = Server::start();
@@ -125,7 +125,7 @@ fn mcancel_ends_a_request_for_several_keys() {
     assert_eq!(client.call("RLOCK.HOLDS {s}y b"), 1);
 }
 
-/// Rules M3, M4.
+/// Rules M4, M5, M6.
 #[test]
 fn each_key_is_judged_alone() {
     let server = Server::start();
@@ -142,4 +142,37 @@ fn each_key_is_judged_alone() {
     let release = format!("RLOCK.MRELEASE 3 x z y a TOKENS {x} 1 {y} EACH");
     assert_eq!(client.call(release.as_str()).array(), [Reply::Int(0), Reply::Nil, Reply::Int(0)]);
     assert_eq!(client.call(release.as_str()).array(), [Reply::Nil, Reply::Nil, Reply::Nil], "done");
+}
+
+/// Rule X7.
+#[test]
+fn cancel_of_a_granted_macquire_ends_it_on_one_key() {
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RLOCK.MACQUIRE 2 x y a PX 60000 REQ 1");
+    assert_eq!(client.call("RLOCK.CANCEL x a REQ 1"), 1);
+    assert_eq!([client.call("RLOCK.HOLDS x a"), client.call("RLOCK.HOLDS y a")], [Reply::Int(0), Reply::Int(1)]);
+}
+
+/// Rule C3.
+#[test]
+fn release_and_cancel_end_an_unclaimed_hold_and_a_part_of_it_stays_unclaimed() {
+    for server in Server::for_each(EXCLUSIVE) {
+        let mut client = server.client();
+        for end in ["RELEASE", "CANCEL"] {
+            client.acquire("job a PX 60000 CLAIM 20000 REQ 1");
+            client.call(format!("LOCK.{end} job a REQ {}", if end == "RELEASE" { 2 } else { 1 })).int();
+            assert_eq!(holds(&mut client), 0);
+        }
+    }
+    let server = Server::start();
+    let mut client = server.client();
+    client.call("RSEMAPHORE.INIT job 9");
+    for (end, left) in [("RELEASE job a PERMITS 1 REQ 2", 2), ("CANCEL job a REQ 1", 0)] {
+        client.call("RSEMAPHORE.ACQUIRE job a PX 60000 CLAIM 20000 PERMITS 3 REQ 1");
+        client.call(format!("RSEMAPHORE.{end}"));
+        assert_eq!(client.call("RSEMAPHORE.HOLDS job a"), left);
+        assert!(client.call("RSEMAPHORE.PTTL job").int() <= 20_000);
+        client.call("RSEMAPHORE.FORCERELEASE job");
+    }
 }

@@ -88,7 +88,7 @@ fn immediate_grant_has_to_be_claimed() {
     }
 }
 
-/// Rule C3.
+/// Rule C2.
 #[test]
 fn reentry_at_once_is_for_the_lease_and_claims() {
     for server in Server::for_each(REENTRANT) {

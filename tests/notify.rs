@@ -128,7 +128,10 @@ fn grant_without_a_subscriber_is_undone_and_the_next_waiter_served() {
         assert_eq!(client.holder("job").expect("a holder").identity(), ("c", 1, token));
         assert_eq!(client.info_number("rlock_unheard"), 1);
         let received = pattern.reply().array()[3].text();
-        assert!(received.contains(&format!(" {token} for ")), "only messages with a subscriber are published: {received}");
+        assert!(
+            received.contains(&format!(" {token} for ")),
+            "only messages with a subscriber are published: {received}"
+        );
     }
 }
 

@@ -105,7 +105,7 @@ fn info_of_a_free_key_with_waiters_has_no_holders() {
     }
 }
 
-/// Rule T1.
+/// Rule I4.
 #[test]
 fn pttl_with_token_shows_only_that_hold() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -122,7 +122,7 @@ fn pttl_with_token_shows_only_that_hold() {
     }
 }
 
-/// Rule T1.
+/// Rule I4.
 #[test]
 fn pttl_with_token_distinguishes_readers_and_permit_owners() {
     let server = Server::start();

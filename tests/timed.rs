@@ -26,7 +26,7 @@ fn ends_before_the_hold(client: &mut Client, sent: Instant, ms: u64) -> bool {
     sent + Duration::from_millis(ms) <= Instant::now() + Duration::from_millis(left_ms.unsigned_abs() + 1)
 }
 
-/// Rule B1.
+/// Rule T1.
 #[test]
 fn every_reply_that_grants_says_for_how_long() {
     for server in Server::for_each(EXCLUSIVE) {
@@ -53,7 +53,7 @@ fn every_reply_that_grants_says_for_how_long() {
     assert_eq!(client.call("RLOCK.MACQUIRE 1 one a TIMED").array().len(), 2);
 }
 
-/// Rule B2.
+/// Rules T3, T4.
 #[test]
 fn timed_shortens_a_lease_and_a_claim() {
     let server = Server::with_module_arguments("max-lease-ms 10000", &[]);
@@ -74,7 +74,7 @@ fn timed_shortens_a_lease_and_a_claim() {
     }
 }
 
-/// Rule B3.
+/// Rules T2, N2.
 #[test]
 fn an_expire_on_the_key_counts() {
     let server = Server::start();
@@ -104,7 +104,7 @@ fn an_expire_on_the_key_counts() {
     assert!(ms > 4_000, "{ms}");
 }
 
-/// Rule N2.
+/// Rules N2, T5.
 #[test]
 fn a_message_counts_from_the_receipt_of_the_first_copy() {
     let server = Server::start();
@@ -123,7 +123,7 @@ fn a_message_counts_from_the_receipt_of_the_first_copy() {
     assert!(ends_before_the_hold(&mut client, sent, ms), "{ms}");
 }
 
-/// Rule B1.
+/// Rule T2.
 #[test]
 fn a_reply_counts_from_the_receipt_of_the_copy_that_it_answers() {
     let server = Server::start();
@@ -172,7 +172,7 @@ fn the_same_request_again_says_the_same_and_claims() {
     }
 }
 
-/// Rule N3.
+/// Rules M1, N3.
 #[test]
 fn macquire_again_grants_what_is_missing() {
     let server = Server::start();
