@@ -208,14 +208,15 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     let answer = match answer {
         // The engine undid the grant when the connection closed.
         _ if is_grant && is_closed => Answer::Closed,
-        // The lease has expired: the client must not believe that it holds the lock.
-        _ if granted_until_us.is_some_and(|until_us| until_us <= clock::mono_us()) => Answer::Expired,
+        // The client must not believe that it holds the lock.
+        _ if granted_until_us.is_some_and(|until_us| until_us <= clock::mono_us()) => Answer::Ended,
+        _ if is_grant && state::with_engine(|engine| engine.may_tell(ticket)) == Some(false) => Answer::Ended,
         // A replica cannot undo the grant. No client hears of it, and its lease expires on the new
         // master.
         _ if is_grant && !server::decides() => Answer::Demoted,
         answer => answer,
     };
-    let is_expired = answer == Answer::Expired;
+    let has_ended = answer == Answer::Ended;
     let has_listeners = channels::has_listeners(ctx, notice.channel);
     if has_listeners {
         publish(ctx, notice, answer);
@@ -223,7 +224,7 @@ fn send(ctx: Ctx<'_>, message: Message, is_outdated: bool) {
     match is_grant {
         true if !has_listeners => undo(ticket, Engine::nobody_listened),
         // The hold itself may still live: another request of its owner may have extended it.
-        true if is_expired => undo(ticket, Engine::undo_grants),
+        true if has_ended => undo(ticket, Engine::undo_grants),
         true => state::tell(|engine| engine.confirm_ticket(ticket)),
         false => {}
     }

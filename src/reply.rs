@@ -178,7 +178,7 @@ fn error_text(ctx: Ctx<'_>, client: u64, answer: Answer) -> Cow<'static, str> {
         Answer::Refused(refusal) => refusal_text(ctx, client, refusal),
         Answer::Cancelled => "UNBLOCKED the request was cancelled".into(),
         Answer::Closed => "UNBLOCKED the connection that sent the request has closed".into(),
-        Answer::Expired => "UNBLOCKED the lock was granted, but its lease expired before this answer was sent".into(),
+        Answer::Ended => "UNBLOCKED the lock was granted, but the hold ended before this answer was sent".into(),
         Answer::Demoted => "UNBLOCKED this server is a replica now".into(),
         Answer::Moved => "UNBLOCKED another node of the cluster serves the keys now".into(),
         Answer::Superseded | Answer::Continued | Answer::TimedOut | Answer::Granted(_) => {

@@ -185,3 +185,20 @@ fn macquire_again_grants_what_is_missing() {
     assert!(client.call("RLOCK.PTTL x").int() <= 5_000);
     assert!(client.call("RLOCK.PTTL y").int() > 5_000);
 }
+
+/// Rule N2.
+#[test]
+fn a_hold_that_has_ended_before_the_message_is_not_told_of() {
+    for end in ["RLOCK.FORCERELEASE job", "DEL job", "RLOCK.CANCEL job b REQ 1"] {
+        let server = Server::start();
+        let (mut holder, mut client, mut messages) = (server.client(), server.client(), subscriber(&server, "answers"));
+        holder.acquire("job a PX 60000");
+        assert_eq!(client.call("RLOCK.ACQUIRE job b PX 60000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
+        for command in ["MULTI", "RLOCK.RELEASE job a", end, "RLOCK.ACQUIRE job c", "EXEC"] {
+            holder.call(command);
+        }
+        let told = message(&mut messages);
+        assert!(told.starts_with("error 1 UNBLOCKED the lock was granted, but the hold ended "), "{end}: {told}");
+        assert_eq!(client.holder("job").expect("a holder").owner, "c");
+    }
+}

@@ -59,8 +59,8 @@ pub enum Answer {
     Cancelled,
     /// The connection that asked has closed.
     Closed,
-    /// It was granted, and the lease expired before the answer was sent.
-    Expired,
+    /// It was granted, and the hold ended before the answer was sent.
+    Ended,
     /// This server is a replica now.
     Demoted,
     /// Its shard channel has lost its listeners, nearly always because another node of the cluster

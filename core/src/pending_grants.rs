@@ -33,6 +33,9 @@ pub(crate) struct PendingGrant {
     pub(crate) grace_ms: Option<u64>,
     /// The connection to which this grant bound the hold, if it was not bound to it before.
     pub(crate) has_bound: Option<u64>,
+    /// The hold has ended, or CANCEL has taken back what the grant added: there is nothing to undo,
+    /// and nothing to tell.
+    pub(crate) is_over: bool,
 }
 
 /// The pending grants of a ticket: one for each key of its request.
@@ -94,6 +97,18 @@ impl PendingGrants {
         self.holds.get(&(name, token))
     }
 
+    /// The pending grants of the holds under a name for which `has_ended` is true are over.
+    pub(crate) fn end(&mut self, name: NameId, has_ended: impl Fn(u64) -> bool) {
+        for ((_, token), grant) in self.holds.range_mut((name, 0)..=(name, u64::MAX)) {
+            grant.is_over |= has_ended(*token);
+        }
+    }
+
+    /// The names and tokens of the holds of a ticket.
+    pub(crate) fn holds(&self, ticket: u64) -> impl Iterator<Item = &(NameId, u64)> {
+        self.tickets.get(&ticket).into_iter().flat_map(|pending| &pending.holds)
+    }
+
     /// Takes out the pending grant of a hold, if `is_meant` accepts its ticket.
     pub(crate) fn take_grant(
         &mut self,
@@ -149,12 +164,6 @@ impl PendingGrants {
     #[cfg(test)]
     pub(crate) fn all(&self) -> impl Iterator<Item = (u64, &PendingGrant)> {
         self.holds.iter().map(|((_, token), grant)| (*token, grant))
-    }
-
-    /// The names and tokens of the holds of a ticket.
-    #[cfg(test)]
-    pub(crate) fn holds(&self, ticket: u64) -> impl Iterator<Item = &(NameId, u64)> {
-        self.tickets.get(&ticket).into_iter().flat_map(|pending| &pending.holds)
     }
 
     #[cfg(test)]

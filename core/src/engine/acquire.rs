@@ -19,7 +19,7 @@ use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::{Kind, Mode};
 use crate::limits::MayGrant;
 use crate::lock::admission::{self, Ahead, Decision, Value};
-use crate::outbox::{Grant, Tokens};
+use crate::outbox::{Belief, Grant, Tokens};
 use crate::registry::{NameId, Position, Rank, Waiter};
 use crate::request::{Ask, Refusal, Request, Verb};
 use crate::statistics::count;
@@ -397,7 +397,8 @@ fn is_same_thing(waiter: &Waiter, request: &Request, names: &[Option<NameId>]) -
 
 /// The answer to a request that is granted without waiting.
 fn granted_at_once(tx: &Transaction<'_, impl Keyspace>, request: &Request, tokens: Tokens) -> Acquired {
-    let belief = request.is_timed.then(|| tx.belief(&tokens, tx.now.mono_us));
+    let holds = tx.ids().zip(tokens.iter().copied());
+    let belief = request.is_timed.then(|| Belief { from_us: tx.now.mono_us, until_us: tx.ends_us(holds) });
     Acquired::Granted(Grant { tokens, is_many: request.verb == Verb::AcquireMany, belief })
 }
 

@@ -105,7 +105,9 @@ impl Engine {
             let Some(mark) = terms.request.filter(|mark| mark.is_cancelled_by(id)) else {
                 continue;
             };
-            self.confirm(at, token);
+            if let Some(name) = self.name(at) {
+                self.pending.end(name, |of| of == token);
+            }
             let left = if mark.added == 0 { 0 } else { terms.count.saturating_sub(mark.added) };
             self.commit(
                 at,

@@ -137,7 +137,7 @@ impl Engine {
             count(&mut self.stats.of(waiter.request().kind).handed_over);
         }
         self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
-        let grant = granted_after_wait(tx, &waiter, tokens);
+        let grant = granted_after_wait(tx, &waiter, tx.ids(), tokens);
         tx.out.answer(ticket, waiter.notice(), Answer::Granted(grant));
     }
 }

@@ -107,6 +107,7 @@ impl Engine {
             // A value without an alarm gets one now, which marks it as adopted.
             self.set_alarm(at.tx.keys, at.id);
         }
+        self.end_grants(at);
         self.copy_holders(at.tx.keys, at.id, name);
         // Until all waiters have their places back, no other request takes a place ahead of them.
         self.registry.set_rejoining(name, self.registry.has_kind(name, Kind::Fair));

@@ -207,7 +207,7 @@ impl Engine {
                 let (lease_ms, note) = (request.lease_ms, tx.note);
                 let renewal = Renewal { lease_ms, session_ms: None, client, mark, note, always: false };
                 engine.renew_hold(&mut tx.at(id), token, terms, &renewal);
-                left.push(Some(tx.now.left_ms(tx.ends_us(id, token))));
+                left.push(Some(tx.now.left_ms(tx.ends_us([(id, token)]))));
             }
             Ok(left)
         })

@@ -7,10 +7,10 @@ use super::grant::GrantTiming;
 use super::transaction::{At, Transaction};
 use crate::bytes::Owner;
 use crate::event::{Event, LeaveCause};
-use crate::keyspace::Keyspace;
+use crate::keyspace::{KeyId, Keyspace};
 use crate::kind::Kind;
 use crate::lock::admission::Decision;
-use crate::outbox::{Answer, Grant, Tokens};
+use crate::outbox::{Answer, Belief, Grant, Tokens};
 use crate::pending_grants::PendingGrant;
 use crate::registry::{Left, Waiter};
 use crate::request::Refusal;
@@ -37,7 +37,7 @@ impl Engine {
             self.pending.expect(ticket, waiter.client(), waiter.request().notify.is_some());
         }
         let answer = match given {
-            Ok(token) => Answer::Granted(granted_after_wait(at, &waiter, smallvec![token])),
+            Ok(token) => Answer::Granted(granted_after_wait(at, &waiter, [at.id], smallvec![token])),
             Err(refusal) => Answer::Refused(refusal),
         };
         at.out.answer(ticket, waiter.notice(), answer);
@@ -126,6 +126,7 @@ impl Engine {
                 arrival: waiter.arrival(),
                 grace_ms: request.grace_ms,
                 has_bound: bound(at, token).filter(|_| !was_bound),
+                is_over: false,
             };
             self.pending.add(name, token, grant);
             self.registry.set_pending(name, true);
@@ -135,9 +136,15 @@ impl Engine {
 }
 
 /// The answer to a waiter that was granted its request.
-pub(super) fn granted_after_wait(tx: &Transaction<'_, impl Keyspace>, waiter: &Waiter, tokens: Tokens) -> Grant {
+pub(super) fn granted_after_wait(
+    tx: &Transaction<'_, impl Keyspace>,
+    waiter: &Waiter,
+    keys: impl IntoIterator<Item = KeyId>,
+    tokens: Tokens,
+) -> Grant {
+    let holds = keys.into_iter().zip(tokens.iter().copied());
     let request = waiter.request();
     let is_told = request.is_timed || request.notify.is_some();
-    let belief = is_told.then(|| tx.belief(&tokens, waiter.since_us()));
+    let belief = is_told.then(|| Belief { from_us: waiter.since_us(), until_us: tx.ends_us(holds) });
     Grant { tokens, is_many: waiter.is_many(), belief }
 }

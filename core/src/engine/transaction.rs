@@ -11,7 +11,7 @@ use crate::kind::{Kind, Mode};
 use crate::limits::Limits;
 use crate::lock::admission::Value;
 use crate::lock::{Hold, Lock};
-use crate::outbox::{Belief, Outbox};
+use crate::outbox::Outbox;
 use crate::registry::{NameId, Registry};
 use crate::request::Refusal;
 use crate::time::Now;
@@ -39,14 +39,12 @@ impl<'t, K: Keyspace> Transaction<'t, K> {
         Self { now, limits, keys, out, note: None, names: SmallVec::new() }
     }
 
-    /// How long an owner whose request was received at `from_us` can believe in its holds.
-    pub(super) fn belief(&self, tokens: &[u64], from_us: u64) -> Belief {
-        let until_us = self.ids().zip(tokens).map(|(id, token)| self.ends_us(id, *token)).min().unwrap_or(0);
-        Belief { from_us, until_us }
+    /// When the first of some holds ends, by its lease or with its key.
+    pub(super) fn ends_us(&self, holds: impl IntoIterator<Item = (KeyId, u64)>) -> u64 {
+        holds.into_iter().map(|(id, token)| self.hold_ends_us(id, token)).min().unwrap_or(0)
     }
 
-    /// When a hold ends, or its key expires.
-    pub(super) fn ends_us(&self, id: KeyId, token: u64) -> u64 {
+    fn hold_ends_us(&self, id: KeyId, token: u64) -> u64 {
         let Value::Lock(lock) = self.keys.value(id) else {
             return 0;
         };

@@ -48,7 +48,8 @@ impl Engine {
     /// it, for example with a connection although no answered request had a SESSION. For the same
     /// reason the grants of its request on other keys stay pending.
     pub(super) fn settle_earlier(&mut self, at: &mut At<'_, '_, impl Keyspace>, token: u64, terms: &mut Terms) {
-        if let Some(earlier) = self.name(at).and_then(|name| self.pending.of_hold(name, token)).cloned() {
+        let earlier = self.name(at).and_then(|name| self.pending.of_hold(name, token));
+        if let Some(earlier) = earlier.filter(|earlier| !earlier.is_over).cloned() {
             let longer = |before: Terms| Terms {
                 lease_ms: before.lease_ms.max(terms.lease_ms),
                 session_ms: before.session_ms.zip(terms.session_ms).map(|(before, set)| before.max(set)),
@@ -60,6 +61,26 @@ impl Engine {
             self.undo_in_part(at, token, options, terms.clone());
             *terms = at.terms_of(token).unwrap_or_else(|| terms.clone());
         }
+    }
+
+    /// Notes that the holds of some pending grants under a key have ended.
+    #[inline(never)]
+    pub(super) fn end_grants(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+        if let Some(name) = self.name(at) {
+            let has_ended = |token| at.lock().is_none_or(|lock| lock.hold_with_token(token).is_none());
+            self.pending.end(name, has_ended);
+        }
+    }
+
+    /// Whether the holds that a ticket was granted may still exist, so that its waiter may be told.
+    /// Commands that ran since may have ended them.
+    #[must_use]
+    pub fn may_tell(&self, ticket: u64) -> bool {
+        self.pending.holds(ticket).all(|(name, token)| {
+            let is_over = self.pending.of_hold(*name, *token).is_some_and(|grant| grant.is_over);
+            let has_changed = self.registry.dirty(*name).is_some_and(|dirty| dirty.imported || dirty.replaced);
+            !is_over && !has_changed && !self.registry.is_behind(*name)
+        })
     }
 
     fn take_grant(&mut self, name: NameId, token: u64, is_meant: impl FnOnce(u64) -> bool) -> Option<PendingGrant> {
@@ -99,7 +120,7 @@ impl Engine {
             };
             // The owner may have used the hold since, and may have been granted it again.
             let undone = self.take_grant(name, token, |of| of == ticket);
-            let (Some(undone), Some(terms)) = (undone, at.terms_of(token)) else {
+            let (Some(undone), Some(terms)) = (undone.filter(|undone| !undone.is_over), at.terms_of(token)) else {
                 continue;
             };
             if undone.count > 0

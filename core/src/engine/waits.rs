@@ -104,7 +104,7 @@ impl Engine {
         match why {
             Answer::TimedOut => count(&mut self.stats.of(kind).timed_out),
             Answer::Refused(refusal) => self.stats.count_refusal(kind, refusal),
-            Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => {
+            Answer::Closed | Answer::Ended | Answer::Demoted | Answer::Moved => {
                 count(&mut self.stats.of(kind).disconnected);
             }
             Answer::Granted(_) | Answer::Superseded | Answer::Continued | Answer::Cancelled => {}

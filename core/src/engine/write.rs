@@ -60,6 +60,9 @@ impl Engine {
         at.out.effect(id, &event, clears_expire);
         let ends_holds = matches!(event, Event::Ended { .. } | Event::Cleared { .. });
         self.apply(at.tx.keys, id, name, event);
+        if ends_holds && !self.pending.is_empty() {
+            self.end_grants(at);
+        }
         if ends_holds && at.lock().is_some_and(|lock| lock.idle().is_some()) {
             self.begin_idle_time(at, None);
         }

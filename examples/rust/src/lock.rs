@@ -40,12 +40,17 @@ pub(crate) fn acquire_as(
     loop {
         let left = wait.saturating_sub(started.elapsed());
         let mut request = cmd("RLOCK.ACQUIRE");
-        request.arg(key).arg(&owner).arg("PX").arg(lease.as_millis() as u64).arg("ONCE");
+        request.arg(key).arg(&owner).arg("PX").arg(lease.as_millis() as u64).arg("ONCE").arg("TIMED");
         if left.as_millis() > 0 {
             request.arg("BLOCK").arg(left.as_millis() as u64);
         }
-        match ask::<Option<i64>>(client, &request, left + SOCKET_MARGIN) {
-            Ok(Some(token)) => return Hold::new(client, key, owner, token, lease).map(Some),
+        let sent = Instant::now();
+        match ask::<Option<(i64, u64)>>(client, &request, left + SOCKET_MARGIN) {
+            Ok(Some((token, ms))) if sent + safe_part(ms) > Instant::now() => {
+                return Ok(Some(Hold::new(client, key, owner, token, lease, sent + safe_part(ms))));
+            }
+            // The answer came so late that the lease may have ended: ask whether it has.
+            Ok(Some(_)) if !left.is_zero() => {}
             // The wait was cut off: ask again, for the remaining time.
             Err(error) if is_of_the_connection(&error) && !left.is_zero() => thread::sleep(PAUSE),
             // A newer request with this owner name is waiting, and goes on.
@@ -62,15 +67,13 @@ pub(crate) fn acquire_as(
 }
 
 impl Hold {
-    fn new(client: &Client, key: &str, owner: String, token: i64, lease: Duration) -> RedisResult<Hold> {
+    fn new(client: &Client, key: &str, owner: String, token: i64, lease: Duration, safe_until: Instant) -> Hold {
         let mut renew = cmd("RLOCK.RENEW");
         renew.arg(key).arg(&owner).arg("TOKEN").arg(token).arg("PX").arg(lease.as_millis() as u64);
         let (stop, stopped) = mpsc::channel();
-        let safe_until = Arc::new(Mutex::new(Instant::now()));
+        let safe_until = Arc::new(Mutex::new(safe_until));
         let (client, key) = (client.clone(), key.to_owned());
         let mut hold = Hold { client, key, owner, token, safe_until, stop: Some(stop), renewal: None };
-        // The lease began at an unknown moment of the wait. If this fails, dropping the hold releases it.
-        *locked(&hold.safe_until) = renewed(&hold.client, &renew, lease / 3)?;
         let (client, safe_until) = (hold.client.clone(), hold.safe_until.clone());
         hold.renewal = Some(thread::spawn(move || {
             loop {
@@ -86,7 +89,7 @@ impl Hold {
                 }
             }
         }));
-        Ok(hold)
+        hold
     }
 
     /// Whether the lease may have ended: another owner may hold the lock by now. It asks the clock,
@@ -101,12 +104,18 @@ fn locked(moment: &Mutex<Instant>) -> MutexGuard<'_, Instant> {
     moment.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long after the request a hold is safe that lasts for these milliseconds. A tenth is for what
+/// the caller does between a check and its end.
+fn safe_part(ms: u64) -> Duration {
+    Duration::from_millis(ms) * 9 / 10
+}
+
 /// Renews, and returns until when the hold is safe. The lease counts from the moment before the
-/// request; a tenth of it is for what the caller does between a check and its end.
+/// request.
 fn renewed(client: &Client, renew: &Cmd, within: Duration) -> RedisResult<Instant> {
     let sent = Instant::now();
     let left_ms: u64 = ask(client, renew, within)?;
-    Ok(sent + Duration::from_millis(left_ms) * 9 / 10)
+    Ok(sent + safe_part(left_ms))
 }
 
 impl Drop for Hold {

@@ -2,6 +2,7 @@
 
 use std::vec::Vec;
 
+use super::keyspace::Value;
 use super::world::World;
 use crate::outbox::{Answer, Notice, Outbox};
 
@@ -16,6 +17,13 @@ impl World {
     /// Ends a turn and publishes its grants. `is_heard`: their channels have a subscriber.
     pub(super) fn publish(&mut self, is_heard: bool) {
         for (ticket, _) in core::mem::take(&mut self.unpublished) {
+            let tells = self.engine.may_tell(ticket);
+            let exists = |(_, token): &(_, u64)| {
+                self.values
+                    .values()
+                    .any(|value| matches!(value, Value::Lock(lock) if lock.hold_with_token(*token).is_some()))
+            };
+            assert!(!tells || self.engine.pending.holds(ticket).all(exists), "a grant is told while its holds exist");
             if is_heard {
                 self.engine.confirm_ticket(ticket);
             } else {

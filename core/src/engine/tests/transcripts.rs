@@ -216,6 +216,10 @@ fn step(world: &mut World, line: &str) -> Vec<String> {
             world.engine.undo_grants(ticket);
         }
         "swap" => world.swap(),
+        "told" => {
+            let ticket = world.ticket(words.at(1).parse().unwrap()).unwrap();
+            told.push(if world.engine.may_tell(ticket) { "its holds exist" } else { "a hold has ended" }.to_string());
+        }
         // The server may not grant: `may-not-grant no-replicas`, or 500 ms of a quarantine with
         // `may-not-grant 500`.
         "may-not-grant" => {
@@ -441,7 +445,7 @@ fn describe_answer(answer: &Answer) -> String {
         Answer::Superseded => "superseded".to_string(),
         Answer::Continued => "continued".to_string(),
         Answer::Closed => "closed".to_string(),
-        Answer::Expired => "lapsed".to_string(),
+        Answer::Ended => "lapsed".to_string(),
         Answer::Demoted => "demoted".to_string(),
         Answer::Moved => "moved".to_string(),
         Answer::Refused(refusal) => refused(refusal.clone()),

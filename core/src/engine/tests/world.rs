@@ -245,7 +245,8 @@ impl World {
                 |token: &u64| holds().find_map(|lock| lock.hold_with_token(*token)).map(Hold::deadline_us);
             let ends_us = tokens.iter().filter_map(deadline_us).min();
             if let Some((belief, ends_us)) = belief.zip(ends_us) {
-                assert_eq!(belief.until_us, ends_us, "an answer says when the first of the holds ends");
+                // The same command may have prolonged the hold after the grant.
+                assert!(belief.until_us <= ends_us, "a belief ends with the first of the holds");
                 assert!(belief.from_us <= self.now.mono_us, "a belief counts from the receipt of the request");
             }
         }

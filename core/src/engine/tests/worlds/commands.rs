@@ -67,7 +67,7 @@ impl SmallWorld {
             claim_ms: matches!(ask, Asks::Claim | Asks::ClaimNow).then_some(CLAIM_MS),
             grace_ms: (ask == Asks::Grace).then_some(if owner == 0 { 0 } else { SHORT_GRACE_MS }),
             is_once: matches!(ask, Asks::Once | Asks::Notified),
-            is_timed: false,
+            is_timed: true,
             notify: matches!(ask, Asks::Notified).then(|| channel(owner)),
             ask: match asked.wait_ms() {
                 Some(wait_ms) => Ask::Wait { until_us: until_us(wait_ms) },

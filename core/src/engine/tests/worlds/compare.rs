@@ -29,7 +29,7 @@ impl SmallWorld {
                 Answer::Cancelled => Told::Cancelled,
                 Answer::Refused(refusal) => refused(&refusal),
                 // Sent to no client, or to a client that has disconnected.
-                Answer::Continued | Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => continue,
+                Answer::Continued | Answer::Closed | Answer::Ended | Answer::Demoted | Answer::Moved => continue,
             };
             self.answers.push((known.key, known.owner, told));
         }
