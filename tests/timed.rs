@@ -202,3 +202,84 @@ fn a_hold_that_has_ended_before_the_message_is_not_told_of() {
         assert_eq!(client.holder("job").expect("a holder").owner, "c");
     }
 }
+
+/// What happens between a request and its message.
+const ATTACKS: usize = 8;
+
+fn request(id: usize) -> String {
+    format!("RLOCK.ACQUIRE job b PX 5000 CLAIM 2000 BLOCK 0 NOTIFY answers REQ {id} TIMED")
+}
+
+/// Makes an attack, and releases the lock. Returns the id under which the grant is published, and
+/// when that id was sent first.
+fn attack(number: usize, id: usize, sent: Instant, [holder, client, copy]: [&mut Client; 3]) -> (usize, Instant) {
+    let (mut published, mut first_sent) = (id, sent);
+    let mut release = vec!["RLOCK.RELEASE job a"];
+    match number {
+        0 => release = vec!["MULTI", "RLOCK.RELEASE job a", "DEBUG SLEEP 0.03", "EXEC"],
+        1 => assert_eq!(copy.call(request(id)), "WAITING"),
+        2 => {
+            first_sent = Instant::now();
+            published = id + 1;
+            assert_eq!(copy.call(request(id + 1)), "WAITING");
+        }
+        3 => release = vec!["MULTI", "PEXPIRE job 300", "RLOCK.RELEASE job a", "EXEC"],
+        4 => release = vec!["CONFIG SET rlock.max-lease-ms 1000", "RLOCK.RELEASE job a"],
+        5 => release = vec!["CLIENT PAUSE 30 WRITE", "RLOCK.RELEASE job a"],
+        // Copies whose answers nobody reads, behind the release.
+        6 => client.send(request(id)),
+        _ => release = vec!["RLOCK.FORCERELEASE job"],
+    }
+    for command in release {
+        holder.call(command);
+    }
+    (published, first_sent)
+}
+
+/// Rule N2. `RLOCK_GRANTS=1000` for more grants.
+#[test]
+fn no_belief_outlives_its_hold_whatever_happens_before_the_message() {
+    let grants = std::env::var("RLOCK_GRANTS").map_or(80, |grants| grants.parse().expect("a number"));
+    let server = Server::with(&["enable-debug-command yes"]);
+    let (mut holder, mut client, mut copy) = (server.client(), server.client(), server.client());
+    let mut messages = subscriber(&server, "answers");
+    for number in 0..grants {
+        // After the attack with a lower limit all leases are shorter.
+        holder.call("RLOCK.ACQUIRE job a PX 60000 TIMED").array();
+        let (id, sent) = (2 * number + 1, Instant::now());
+        assert_eq!(client.call(request(id)), "WAITING");
+        let attacked = number % ATTACKS;
+        let (id, sent) = attack(attacked, id, sent, [&mut holder, &mut client, &mut copy]);
+        let mut said = message(&mut messages);
+        while said.starts_with("error ") {
+            said = message(&mut messages);
+        }
+        let words: Vec<&str> = said.split(' ').collect();
+        let ["granted", of, token, "for", ms] = words[..] else { panic!("attack {attacked}: {said}") };
+        assert_eq!(of, id.to_string(), "attack {attacked}");
+        let ms = ms.parse().expect("milliseconds");
+        assert!(ends_before_the_hold(&mut holder, sent, ms), "attack {attacked}: {said}");
+        if attacked == 6 {
+            client.reply();
+        }
+        assert_eq!(holder.call(format!("RLOCK.RELEASE job b TOKEN {token}")), 0);
+    }
+}
+
+/// Rule N2.
+#[test]
+fn a_belief_ends_before_the_hold_on_a_promoted_server_too() {
+    let server = Server::start();
+    let replica = Server::replica_of(&server, &[]);
+    let (mut holder, mut client, mut messages) = (server.client(), server.client(), subscriber(&server, "answers"));
+    holder.acquire("job a PX 60000");
+    let sent = Instant::now();
+    assert_eq!(client.call("RLOCK.ACQUIRE job b PX 60000 CLAIM 5000 BLOCK 0 NOTIFY answers REQ 1"), "WAITING");
+    std::thread::sleep(Duration::from_millis(200));
+    holder.call("RLOCK.RELEASE job a");
+    let ms = believed_ms(&message(&mut messages));
+    replica.catch_up_with(&server);
+    let mut promoted = replica.client();
+    promoted.call("REPLICAOF NO ONE");
+    assert!(ends_before_the_hold(&mut promoted, sent, ms), "{ms}");
+}
