@@ -55,9 +55,11 @@ fn every_reply_that_grants_says_for_how_long() {
 
 /// Rules T3, T4.
 #[test]
-fn timed_shortens_a_lease_and_a_claim() {
-    let server = Server::with_module_arguments("max-lease-ms 10000", &[]);
+fn a_timed_request_shortens_its_lease_and_claim() {
+    let server = Server::start();
     let mut client = server.client();
+    // As a line of the configuration it would begin a quarantine.
+    client.call("CONFIG SET rlock.max-lease-ms 10000");
     client.call("RLOCK.ACQUIRE job a PX 60000").expect_error("ERR");
     let (token, ms) = timed(&client.call("RLOCK.ACQUIRE job a PX 60000 TIMED"));
     assert!((9_000..=10_000).contains(&ms), "{ms}");
@@ -120,6 +122,26 @@ fn a_message_counts_from_the_receipt_of_the_first_copy() {
     holder.call("RLOCK.RELEASE job a");
     let ms = believed_ms(&message(&mut messages));
     assert!(ms >= 2_300, "{ms}");
+    assert!(ends_before_the_hold(&mut client, sent, ms), "{ms}");
+}
+
+/// Rules N2, T5.
+#[test]
+fn a_higher_id_counts_from_its_own_receipt() {
+    let server = Server::start();
+    let (mut holder, mut client, mut messages) = (server.client(), server.client(), subscriber(&server, "answers"));
+    holder.acquire("job a PX 60000");
+    const REQUEST: &str = "LOCK.ACQUIRE job b PX 60000 CLAIM 20000 BLOCK 0 NOTIFY answers REQ";
+    assert_eq!(client.call(format!("{REQUEST} 1")), "WAITING");
+    std::thread::sleep(Duration::from_millis(300));
+    // It takes over the place of the first request.
+    let sent = Instant::now();
+    assert_eq!(client.call(format!("{REQUEST} 2")), "WAITING");
+    assert!(message(&mut messages).starts_with("error 1 SUPERSEDED"));
+    holder.call("RLOCK.RELEASE job a");
+    let granted = message(&mut messages);
+    assert!(granted.starts_with("granted 2 "), "{granted}");
+    let ms = believed_ms(&granted);
     assert!(ends_before_the_hold(&mut client, sent, ms), "{ms}");
 }
 
