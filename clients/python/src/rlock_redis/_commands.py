@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .errors import LockError, ModuleTooOld, Refused, typed
+from .errors import LockError, ModuleTooOld, typed
 
 Command = tuple[Any, ...]
 
@@ -70,11 +70,10 @@ def grant_of(reply: Any) -> list[int]:
     """The tokens and the milliseconds of a reply, an empty list for nil, and :data:`WAITING`."""
     if reply in (None, b"WAITING"):
         return WAITING if reply else []
-    if isinstance(reply, int):
-        raise ModuleTooOld(f"the server answered {reply!r} without a time: its module is too old")
-    if isinstance(reply, list) and len(reply) > 1 and all(isinstance(word, int) for word in reply) and min(reply) >= 0:
-        return reply
-    raise Refused(f"the server answered {reply!r} instead of tokens and a time")
+    numbers = [int(word) for word in reply if str(int(word)).isdecimal()] if isinstance(reply, list) else []
+    if len(numbers) < 2:
+        raise ModuleTooOld(f"the server answered {reply!r} instead of tokens and a time: its module is too old")
+    return numbers
 
 
 def first(replies: Sequence[Any]) -> Any:
