@@ -23,9 +23,8 @@ from redis import exceptions as x
 from rlock_redis import AsyncRLockClient, LockError, Refused, RLockClient, Unavailable, _attempt, _request_ids, _sync
 from rlock_redis._attempt import Attempt, Mailbox
 from rlock_redis._clock import SteadyClock
-from rlock_redis._commands import WAITING, Target, grant_of, slot_of, tag_of
+from rlock_redis._commands import WAITING, grant_of, slot_of, tag_of
 from rlock_redis._connections import Route, run
-from rlock_redis._options import Options
 from rlock_redis.errors import ModuleMissing, ModuleTooOld, NotOwner, typed
 
 
@@ -114,7 +113,7 @@ class TestHold:
         now = SimpleNamespace(time=1000.0)
         client = RLockClient(redis.Redis(), clock=lambda: now.time)
         options = {"lease": 10, **options}
-        attempt = Attempt(client, Target("mutex", (b"k",)), Options(**options), "me", Mailbox(_Box()), None)
+        attempt = Attempt(client.lock("k", **options), "me", Mailbox(_Box()), None)
         hold = client._hold_class(attempt, [5], now.time, options["lease"])
         client._engine.add(hold)
         if claimed:
@@ -150,9 +149,9 @@ class TestHold:
         hold, now = self.make()
         now.time += 9.9
         assert hold._client._engine.poll()[:2] == ([hold], {})
-        now.time += 0.1
+        now.time += 0.09
         assert not hold._client._engine.poll()[1]
-        now.time += hold.timeout / 10 + 0.05
+        now.time += 0.06
         (release,) = hold._client._engine.poll()[1][hold.timeout][0].commands()
         assert release == ("RLOCK.RELEASE", b"k", "me", "TOKEN", 5)
 
@@ -237,6 +236,10 @@ class TestHold:
         assert hold.until == pytest.approx(now.time + 2.968)
         assert hold.due == pytest.approx(now.time + 1)
 
+    def test_hold_with_a_short_session_is_claimed_before_the_belief_ends(self) -> None:
+        hold, now = self.make(claimed=False, session=0.03)
+        assert now.time < hold.due < now.time + 0.01 < hold.until
+
     def test_fixed_lease_is_never_due_and_is_lost_in_time(self) -> None:
         hold, now = self.make(renew=False)
         now.time += 9.7
@@ -283,7 +286,7 @@ class TestHold:
 
 
 def test_first_failure_of_an_outage_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    attempt = Attempt(RLockClient(redis.Redis()), Target("mutex", (b"k",)), Options(), "me", Mailbox(_Box()), None)
+    attempt = Attempt(RLockClient(redis.Redis()).lock("k"), "me", Mailbox(_Box()), None)
     # A server that says UNBLOCKED is there.
     for code in ("UNBLOCKED", "READONLY", "", "UNBLOCKED"):
         attempt._report(Unavailable(f"because of {code}", code))

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._clock import ASK_AGAIN, CLAIM, FOREVER, LONG_PAUSE, NIL_MARGIN, SHORT_PAUSE, TICK
-from ._commands import WAITING, Command, Target, first, grant_of, milliseconds
+from ._commands import WAITING, Command, first, grant_of, milliseconds
 from ._hold import Errand, Hold, log
-from ._options import Options
 from ._request_ids import next_id
 from .errors import LockError, Superseded, Unavailable, error_of
 
 if TYPE_CHECKING:
-    from ._base import Base
+    from ._base import LockBase
 
 
 class Mailbox:
@@ -37,15 +36,8 @@ class Attempt:
     It waits for at most so many seconds. With 0 it asks once, and repeats that if the reply was lost.
     """
 
-    def __init__(
-        self,
-        client: Base[Any, Any, Any],
-        target: Target,
-        options: Options,
-        owner: str,
-        box: Mailbox,
-        wait: float | None,
-    ) -> None:
+    def __init__(self, lock: LockBase[Any], owner: str, box: Mailbox, wait: float | None) -> None:
+        client, target, options = lock._client, lock._target, lock._options
         self.client, self.target, self.options, self.owner, self.box = client, target, options, owner, box
         box.owner, box.keys = owner, frozenset(target.keys)
         self.claim = min(CLAIM, options.lease)

@@ -351,11 +351,11 @@ class Base(Generic[H, L, S]):
 
     async def _acquire(self, lock: LockBase[H], user: object, box: Mailbox, wait: float | None) -> H | None:
         self._check(box)
-        target, options, name = lock._target, lock._options, self._name(user)
-        scope = self._scope(options, name)
+        target, name = lock._target, self._name(user)
+        scope = self._scope(lock._options, name)
         # A semaphore gives permits for each acquisition, so each is an owner of its own.
         owner = f"{scope}.{secrets.token_hex(8)}" if target.kind == "semaphore" else scope
-        attempt = Attempt(self, target, options, owner, box, wait)
+        attempt = Attempt(lock, owner, box, wait)
         self._boxes.add(box)
         try:
             if hold := self._reenter(target, scope):

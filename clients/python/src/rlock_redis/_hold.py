@@ -99,7 +99,7 @@ class Hold(Item):
         self._limit = FOREVER if self._options.renew else now + self._lease
         self._believe(sent, left)
         # The server ends a hold that nobody claims. A renewal does; a shorter hold is only released.
-        self.due, self.slack = min(on_grid(now + SHORT_PAUSE), now + attempt.claim / 3), 0.0
+        self.due, self.slack = min(on_grid(now + SHORT_PAUSE), now + max(0.0, self.until - now) / 3), 0.0
 
     def _believe(self, sent: float, left: float) -> None:
         """Follows the answer to a request, also if that shortens the hold: the server may allow less than before."""
@@ -220,12 +220,11 @@ class Engine:
                     item.under_way += 1
                     groups.setdefault(item.timeout, []).append(item)
                 wake = min(wake, item.until - now, item.due - now if item.under_way < 2 else FOREVER)
-            # A renewal on its way may extend a hold that the clock has ended. The work stops during the pause; a poll
-            # sends what is due within a tenth of the timeout.
+            # A renewal on its way may extend a hold that the clock has ended. The work stops during the pause.
             room = max(0, MAX_SETTLEMENTS - len(self._errands))
             for hold in [hold for hold in lost if hold.until > -FOREVER or len(hold.tokens) > 1][:room]:
                 errand = hold._settlement = hold._release_errand(None)
-                errand.due, errand.pause = FOREVER, min(1.0, hold._lease / 100) + errand.timeout / 10
+                errand.due, errand.pause = FOREVER, min(1.0, hold._lease / 100)
                 errand.retry(now)
                 if errand.due < errand.until:
                     self._errands[errand] = None
