@@ -499,6 +499,27 @@ class TestCancelling:
 
         run(main)
 
+    def test_cancelled_acquisitions_keep_no_release_from_being_sent(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port, command_timeout=5) as client:
+                lock = client.lock("k", owner="me")
+                await lock.acquire()
+                proxy.deaf = True
+                release = asyncio.create_task(lock.release())
+                await eventually(lambda: server.is_clean("k"))
+                for _ in range(3):
+                    waiter = asyncio.create_task(lock.acquire())
+                    await asyncio.sleep(0.05)
+                    waiter.cancel()
+                    await asyncio.gather(waiter, return_exceptions=True)
+                (errand,) = client._engine.errands()
+                assert errand.under_way < 3  # The timer sends it, too.
+                proxy.deaf = False
+                await release
+                assert (await lock.acquire()).held
+
+        run(main)
+
     def test_cancelled_release_is_completed(self, server: Server, proxy: Proxy) -> None:
         async def main() -> None:
             async with client_of(proxy.port) as client:

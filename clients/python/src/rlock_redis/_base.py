@@ -277,9 +277,11 @@ class Base(Generic[H, L, S]):
         try:
             commands = [command for item in items for command in item.commands()]
             self._engine.answered(items, await self._call(items[0].key, commands, timeout), sent)
-        except LockError as error:
-            log.debug("background request: %s", error)
+        except BaseException as error:
             self._engine.failed(items)
+            if not isinstance(error, LockError):  # The owner's next acquisition was cancelled meanwhile.
+                raise
+            log.debug("background request: %s", error)
         self._wake()
 
     # -- who holds what
