@@ -30,7 +30,7 @@ from rlock_redis._commands import Message
 from rlock_redis._connections import done, run
 
 # Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
-FEATURES = ["cluster", "sentinel", "tls", "clock", "drivers", "B30", "B31", "B33", "B34", "B35"]
+FEATURES = ["cluster", "sentinel", "tls", "clock", "drivers", "timed", "B30", "B31", "B33", "B34", "B35"]
 
 ASYNC = "--asyncio" in sys.argv
 _output = threading.Lock()
@@ -162,7 +162,7 @@ def lock_of(request: dict[str, Any], on_lost: Callable[[Any], None] | None) -> A
             options[option] = seconds(request[field])
     if request.get("fixed_lease_ms") is not None:
         options.update(lease=seconds(request["fixed_lease_ms"]), renew=False)
-    for option in ("owner", "note"):
+    for option in ("owner", "shared_owner", "note"):
         if request.get(option) is not None:
             options[option] = request[option]
     if request.get("wait_ms"):

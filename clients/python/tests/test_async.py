@@ -459,7 +459,7 @@ class TestCancelling:
                 proxy.deaf = False
                 hold = await following
                 await eventually(lambda: not client._boxes and not client._engine.errands())
-                assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+                assert server.admin.execute_command("RLOCK.HOLDS", "k", hold.owner) == hold.held == 1
 
         run(main)
 
@@ -470,15 +470,16 @@ class TestCancelling:
             async with client_of(proxy.port) as late, client_of(server.port) as client:
                 await late.lock("other").acquire()
                 proxy.deaf = True
-                cancelled = asyncio.create_task(late.lock("k", owner="me").acquire())
+                cancelled = asyncio.create_task(late.lock("k", shared_owner="me").acquire())
                 await eventually(lambda: server.holders("k"))
-                hold = await client.lock("k", owner="me").acquire()
+                hold = await client.lock("k", shared_owner="me").acquire()
                 cancelled.cancel()
                 await asyncio.gather(cancelled, return_exceptions=True)
                 proxy.deaf = False
                 await eventually(lambda: not late._boxes and not late._engine.errands())
                 assert hold
-                assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+                assert hold.held
+                assert server.holders("k") == 1
 
         run(main)
 
@@ -495,6 +496,27 @@ class TestCancelling:
                 await eventually(lambda: not client._engine.errands())
                 assert hold
                 assert server.holders("k") == hold.held == 1
+
+        run(main)
+
+    def test_cancelled_acquisitions_keep_no_release_from_being_sent(self, server: Server, proxy: Proxy) -> None:
+        async def main() -> None:
+            async with client_of(proxy.port, command_timeout=5) as client:
+                lock = client.lock("k", owner="me")
+                await lock.acquire()
+                proxy.deaf = True
+                release = asyncio.create_task(lock.release())
+                await eventually(lambda: server.is_clean("k"))
+                for _ in range(3):
+                    waiter = asyncio.create_task(lock.acquire())
+                    await asyncio.sleep(0.05)
+                    waiter.cancel()
+                    await asyncio.gather(waiter, return_exceptions=True)
+                (errand,) = client._engine.errands()
+                assert errand.under_way < 3  # The timer sends it, too.
+                proxy.deaf = False
+                await release
+                assert (await lock.acquire()).held
 
         run(main)
 

@@ -22,34 +22,22 @@ from redis import exceptions as x
 
 from rlock_redis import AsyncRLockClient, LockError, Refused, RLockClient, Unavailable, _attempt, _request_ids, _sync
 from rlock_redis._attempt import Attempt, Mailbox
-from rlock_redis._clock import FOREVER, SteadyClock
-from rlock_redis._commands import WAITING, Target, slot_of, tag_of, tokens_of
+from rlock_redis._clock import SteadyClock
+from rlock_redis._commands import WAITING, grant_of, slot_of, tag_of
 from rlock_redis._connections import Route, run
-from rlock_redis._options import Options
 from rlock_redis.errors import ModuleMissing, ModuleTooOld, NotOwner, typed
 
 
-@pytest.mark.parametrize("reply", [7, b"7", "7"])
-def test_tokens_are_understood_as_numbers_and_as_text(reply: Any) -> None:
-    assert tokens_of(reply) == [7]
-    assert tokens_of([reply, reply]) == [7, 7]
-
-
-@pytest.mark.parametrize("reply", [0, "0", b"0"])
-def test_zero_is_no_token(reply: Any) -> None:
+@pytest.mark.parametrize("reply", [7, b"OK", [], [7], [7, -1], b"", 1.5, {"a": 1}])
+def test_other_replies_are_no_grants(reply: Any) -> None:
     with pytest.raises(ModuleTooOld):
-        tokens_of(reply)
-
-
-@pytest.mark.parametrize("reply", [b"OK", -1, b"", 1.5, {"a": 1}])
-def test_other_replies_are_no_tokens(reply: Any) -> None:
-    with pytest.raises(Refused):
-        tokens_of(reply)
+        grant_of(reply)
 
 
 def test_waiting_is_recognised_and_nil_is_empty() -> None:
-    assert tokens_of(b"WAITING") is WAITING
-    assert tokens_of(None) == []
+    assert grant_of([7, 8, 2000]) == grant_of([b"7", "8", b"2000"]) == [7, 8, 2000]
+    assert grant_of(b"WAITING") is WAITING
+    assert grant_of(None) == []
 
 
 @pytest.mark.parametrize(
@@ -121,14 +109,18 @@ class TestClock:
 
 
 class TestHold:
-    def make(self, **options: Any) -> tuple[Any, Any]:
+    def make(self, claimed: bool = True, **options: Any) -> tuple[Any, Any]:
         now = SimpleNamespace(time=1000.0)
         client = RLockClient(redis.Redis(), clock=lambda: now.time)
-        client.max_lease = FOREVER
-        attempt = Attempt(client, Target("mutex", (b"k",)), Options(**{"lease": 10, **options}), "me", Mailbox(_Box()))
-        attempt.id = 7
-        hold = client._hold_class(attempt, [5], now.time)
+        options = {"lease": 10, **options}
+        attempt = Attempt(client.lock("k", **options), "me", Mailbox(_Box()), None)
+        hold = client._hold_class(attempt, [5], now.time, options["lease"])
         client._engine.add(hold)
+        if claimed:
+            assert client._engine.poll()[:2] == ([], {})
+            now.time += 0.1
+            client._engine.poll()
+            client._engine.answered([hold], [options["lease"] * 1000], now.time)
         return hold, now
 
     def test_deadline_leaves_a_margin_for_clocks_that_drift(self) -> None:
@@ -157,17 +149,16 @@ class TestHold:
         hold, now = self.make()
         now.time += 9.9
         assert hold._client._engine.poll()[:2] == ([hold], {})
-        now.time += 0.1
+        now.time += 0.09
         assert not hold._client._engine.poll()[1]
-        now.time += hold.timeout / 10
+        now.time += 0.06
         (release,) = hold._client._engine.poll()[1][hold.timeout][0].commands()
-        assert release[0] == "RLOCK.RELEASE"
-        assert release[-4:] == ("REQ", 8, "TOKEN", 5)
+        assert release == ("RLOCK.RELEASE", b"k", "me", "TOKEN", 5)
 
     def test_hold_that_the_clock_ended_is_not_released_if_its_lease_ends_within_the_pause(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        hold, now = self.make(lease=0.01)
+        hold, now = self.make(claimed=False, lease=0.01)
         for ahead in (0.01, 0.05):
             now.time += ahead
             assert not hold._client._engine.poll()[1]
@@ -204,12 +195,22 @@ class TestHold:
         hold._client._engine.answered([hold], [10_000], now.time - 0.1)
         assert not hold.held
 
-    def test_no_renewal_is_believed_for_longer_than_the_longest_lease(self) -> None:
-        hold, now = self.make()
-        now.time += 4
-        hold._client.max_lease = 3.0  # After a failover, other owners wait for no longer.
-        hold._client._engine.answered([hold], [6_000], now.time)
-        assert hold.until == pytest.approx(now.time + 2.968)
+    @pytest.mark.parametrize(("lease", "pause"), [(10, 0.1), (0.09, 0.03)])
+    def test_hold_is_claimed_by_a_renewal_unless_it_is_short(self, lease: float, pause: float) -> None:
+        hold, now = self.make(claimed=False, lease=lease)
+        now.time += pause / 2 - 0.001
+        assert hold._client._engine.poll()[:2] == ([], {})
+        now.time += pause / 2 + 0.001
+        assert hold._client._engine.poll()[1] == {hold.timeout: [hold]}
+        assert hold.commands() == [("RLOCK.RENEW", b"k", "me", "PX", lease * 1000, "TIMED", "TOKEN", 5)]
+
+    def test_holds_are_claimed_in_one_sweep(self) -> None:
+        hold, now = self.make(claimed=False)
+        others = [self.make(claimed=False)[0] for _ in range(2)]
+        for other in others:
+            hold._client._engine.add(other)
+        now.time += 0.1
+        assert list(hold._client._engine.poll()[1].values()) == [[hold, *others]]
 
     def test_renewal_for_less_than_before_shortens_the_belief_and_the_next_renewal(self) -> None:
         hold, now = self.make()
@@ -235,13 +236,33 @@ class TestHold:
         assert hold.until == pytest.approx(now.time + 2.968)
         assert hold.due == pytest.approx(now.time + 1)
 
+    def test_hold_with_a_short_session_is_claimed_before_the_belief_ends(self) -> None:
+        hold, now = self.make(claimed=False, session=0.03)
+        assert now.time < hold.due < now.time + 0.01 < hold.until
+
     def test_fixed_lease_is_never_due_and_is_lost_in_time(self) -> None:
         hold, now = self.make(renew=False)
-        now.time += 9.8
+        now.time += 9.7
         assert hold._client._engine.poll()[:2] == ([], {})
         now.time += 0.2
         assert hold._client._engine.poll()[0] == [hold]
         assert hold.lost
+
+    def test_fixed_lease_above_the_limit_of_the_server_is_renewed_until_its_end(self) -> None:
+        hold, now = self.make(claimed=False, renew=False)
+        began, sent = now.time, []
+        for _ in range(200):
+            now.time += 0.05
+            lost, groups, _ = hold._client._engine.poll()
+            if lost:
+                break
+            for items in groups.values():
+                sent.append(hold.commands()[0][4] / 1000)
+                hold._client._engine.answered(items, [min(1500, sent[-1] * 1000)], now.time)
+        assert began + 9.8 < now.time <= began + 10.06
+        assert len(sent) < 30
+        assert sent[0] == pytest.approx(9.9, abs=0.06)
+        assert sent == sorted(sent, reverse=True)
 
     def test_hold_has_at_most_two_renewals_under_way(self) -> None:
         hold, now = self.make()
@@ -265,7 +286,7 @@ class TestHold:
 
 
 def test_first_failure_of_an_outage_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    attempt = Attempt(RLockClient(redis.Redis()), Target("mutex", (b"k",)), Options(), "me", Mailbox(_Box()))
+    attempt = Attempt(RLockClient(redis.Redis()).lock("k"), "me", Mailbox(_Box()), None)
     # A server that says UNBLOCKED is there.
     for code in ("UNBLOCKED", "READONLY", "", "UNBLOCKED"):
         attempt._report(Unavailable(f"because of {code}", code))
@@ -309,11 +330,11 @@ class TestCluster:
                 return [1] * len(commands)
             asked.append(route.name)
             # A master grants nothing to a subscriber at a node that became its replica.
-            return [7 if subscribed[1:] and subscribed[-1] == app.new.name else b"WAITING"]
+            return [[7, 2000] if subscribed[1:] and subscribed[-1] == app.new.name else b"WAITING"]
 
         async def main() -> None:
             client = client_class(app)
-            client._subscriber_class, client._exchange, client.max_lease = Subscriber, exchange, FOREVER
+            client._subscriber_class, client._exchange = Subscriber, exchange
             lock, app.master = client.lock("k"), app.new
             with pytest.raises(Unavailable, match="did not answer in time"):
                 await client._acquire(lock, client._user(), client._box(), 0.3)

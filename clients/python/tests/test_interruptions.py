@@ -154,8 +154,9 @@ def test_request_of_a_wait_that_was_left_supersedes_no_later_one(
     waiter = Thread(acquires_twice)
     eventually(lambda: boxes)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(waiter.ident or 0), ctypes.py_object(SoftTimeLimit))
-    eventually(lambda: server.waiters("k") == 1)
+    eventually(lambda: len(client._boxes) == 2)
     gate.set()
+    eventually(lambda: server.waiters("k") == 1)
     eventually(lambda: client._boxes == {boxes[1]})
     server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
     assert waiter.ended().held

@@ -73,6 +73,10 @@ def in_thread(function: Callable[[], Any]) -> Any:
     return Thread(function).ended()
 
 
+def renewals(server: Server) -> int:
+    return sum(stats["calls"] for name, stats in server.admin.info("commandstats").items() if "RENEW" in name)
+
+
 KINDS = {
     "mutex": lambda c, **o: c.lock("k", **o),
     "fair": lambda c, **o: c.fair_lock("k", **o),
@@ -128,6 +132,32 @@ class TestKinds:
         assert waiter.ended().token > hold.token
         client.close()
         eventually(lambda: server.is_clean("k") and server.is_clean("l"))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_message_that_grants_is_enough_and_a_hold_that_goes_on_is_claimed(
+        self, kind: str, client: RLockClient, server: Server
+    ) -> None:
+        lock = KINDS[kind](client)
+        if kind == "semaphore":
+            lock.init(1)
+        server.admin.config_resetstat()
+        with lock:
+            waiter = Thread(lambda: [lock.acquire(), renewals(server)])
+            eventually(lambda: server.waiters("k") == 1)
+            eventually(lambda: renewals(server) == 1)
+            server.admin.config_resetstat()
+        hold, before = waiter.ended()
+        assert before == 0
+        assert server.admin.execute_command("RLOCK.PTTL", "k") <= 2000
+        eventually(lambda: renewals(server) == 1)
+        assert server.admin.execute_command("RLOCK.PTTL", "k") > 2000
+        hold.release()
+        server.admin.config_resetstat()
+        for _ in range(10):
+            lock.acquire()
+            lock.release()
+        time.sleep(0.2)
+        assert renewals(server) < 10, "a short hold is only released"
 
     def test_readers_share_and_keep_writers_out(self, client: RLockClient) -> None:
         with client.read_lock("k"):
@@ -259,6 +289,8 @@ class TestWaiting:
 
     def test_lost_reply_leaves_no_hold(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
         proxied.lock("other").acquire()
+        proxied.command_timeout = 0.5
+        server.admin.config_resetstat()
         proxy.deaf = True
         with pytest.raises(Unavailable):
             proxied.lock("k").acquire(blocking=False)
@@ -266,6 +298,7 @@ class TestWaiting:
         proxy.cut()
         proxy.deaf = False
         eventually(lambda: server.is_clean("k"))
+        assert server.admin.info("commandstats")["cmdstat_RLOCK.CANCEL"]["calls"] >= 1
 
     def test_settlement_spares_the_hold_of_another_client_with_the_same_owner_name(
         self, client: RLockClient, server: Server, proxy: Proxy
@@ -273,15 +306,16 @@ class TestWaiting:
         with RLockClient(redis.Redis(port=proxy.port), command_timeout=1) as late:
             late.lock("other").acquire()
             proxy.deaf = True
-            thread = Thread(lambda: late.lock("k", owner="me").acquire(blocking=False))
+            thread = Thread(lambda: late.lock("k", shared_owner="me").acquire(blocking=False))
             eventually(lambda: server.holders("k"))
-            hold = client.lock("k", owner="me").acquire()
+            hold = client.lock("k", shared_owner="me").acquire()
             with pytest.raises(Unavailable):
                 thread.ended()
             proxy.deaf = False
             eventually(lambda: not late._boxes and not late._engine.errands())
             assert hold
-            assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+            assert hold.held
+            assert server.holders("k") == 1
 
     def test_wait_survives_a_lost_subscriber(self, proxied: RLockClient, proxy: Proxy, server: Server) -> None:
         server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
@@ -328,7 +362,7 @@ class TestWaiting:
         server.admin.execute_command("RLOCK.RELEASE", "k", "another")
         assert waiter.ended().held
 
-    def test_grant_of_several_keys_of_which_one_was_forced_open_leaves_no_others_taken(
+    def test_grant_of_several_keys_of_which_one_was_forced_open_is_lost_and_leaves_no_others_taken(
         self, client: RLockClient, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         receive, granted = client._receive, []
@@ -346,10 +380,9 @@ class TestWaiting:
         waiter = Thread(lambda: client.multi_lock("ab").acquire())
         eventually(lambda: server.waiters("a") == 1)
         server.admin.execute_command("RLOCK.RELEASE", "a", "somebody")
-        eventually(lambda: granted and server.waiters("a") == 1)
-        assert server.holders("b") == 0
-        server.admin.execute_command("RLOCK.RELEASE", "a", "another")
-        assert waiter.ended().held
+        assert waiter.ended().wait(5)
+        eventually(lambda: server.holders("b") == 0)
+        assert server.holders("a") == 1
 
     def test_signal_ends_a_wait_and_leaves_nothing(self, client: RLockClient, server: Server) -> None:
         server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
@@ -386,10 +419,10 @@ class TestWaiting:
 
     def test_same_owner_name_in_two_clients_is_superseded(self, client: RLockClient, server: Server) -> None:
         server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
-        waiter = Thread(lambda: client.lock("k", owner="x").acquire())
+        waiter = Thread(lambda: client.lock("k", shared_owner="x").acquire())
         eventually(lambda: server.waiters("k") == 1)
         with RLockClient(redis.Redis(port=server.port)) as second:
-            assert second.lock("k", owner="x").acquire(timeout=0.3) is None
+            assert second.lock("k", shared_owner="x").acquire(timeout=0.3) is None
             with pytest.raises(Superseded):
                 waiter.ended()
 
@@ -479,26 +512,78 @@ class TestOwners:
         server.admin.config_resetstat()
         proxy.deaf = True
         threads = [Thread(lambda: lock.acquire(blocking=False)) for _ in range(2)]
-        eventually(lambda: server.admin.info("commandstats").get("cmdstat_RLOCK.ACQUIRE", {}).get("calls", 0) >= 2)
+        eventually(lambda: server.holders("k") == 1 and len(proxied._boxes) == 2)
         proxy.deaf = False
         first, second = [thread.ended() for thread in threads]
         assert first is second
+        assert server.admin.info("commandstats")["cmdstat_RLOCK.ACQUIRE"]["calls"] == 1
         lock.release()
         assert server.holders("k") == first.held == 1
         lock.release()
         assert server.is_clean("k")
 
-    def test_reentry_of_a_lost_hold_fails(self, client: RLockClient, server: Server) -> None:
-        lock = client.lock("k", lease=0.6)
-        hold = lock.acquire()
-        assert hold
-        server.admin.execute_command("RLOCK.FORCERELEASE", "k")
-        assert hold.wait(5)
-        with pytest.raises(LockLost):
-            lock.acquire(blocking=False)
-        with pytest.raises(LockLost):
-            lock.release()
+    def test_attempt_beside_a_wait_of_its_owner_answers_at_once(self, client: RLockClient, server: Server) -> None:
+        lock = client.lock("k", owner="me")
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        waiter = Thread(lock.acquire)
+        eventually(lambda: server.waiters("k") == 1)
+        assert in_thread(lambda: lock.acquire(blocking=False)) is None
+        assert in_thread(lambda: lock.acquire(timeout=0.1)) is None
+        server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+        assert waiter.ended().held
+        assert not client._turns
+
+    def test_named_owner_belongs_to_its_client(self, client: RLockClient, server: Server) -> None:
+        with RLockClient(redis.Redis(port=server.port)) as other, client.lock("k", owner="me") as hold:
+            assert hold.owner == f"{client.id}.me"
+            assert other.lock("k", owner="me").acquire(blocking=False) is None
+            with pytest.raises(ValueError, match="exclude each other"):
+                client.lock("k", owner="me", shared_owner="me")
+
+    def test_shared_owner_is_counted_by_the_server(self, client: RLockClient, server: Server) -> None:
+        lock = client.lock("k", shared_owner="me")
+        with RLockClient(redis.Redis(port=server.port)) as other, lock as hold:
+            assert hold.owner == "me"
+            with lock, other.lock("k", shared_owner="me") as shared:
+                assert shared.token == hold.token
+                assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == 2
+            assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == hold.held == 1
+        assert server.is_clean("k")
+
+    @pytest.mark.parametrize("owner", [None, "me"])
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "semaphore"])
+    def test_owner_of_a_lost_hold_gets_a_new_one(
+        self, kind: str, owner: str | None, client: RLockClient, server: Server
+    ) -> None:
+        lock = KINDS[kind](client, lease=0.4, renew=False, owner=owner)
+        lost = lock.acquire()
+        assert lock.acquire() is lost
+        assert lost.wait(5)
+        hold = KINDS[kind](client, owner=owner).acquire(timeout=5)
+        assert hold.token > lost.token
+        assert hold.held
+        lock.release()
+        assert not hold.held
+        assert server.is_clean("k")
+        for release in (lost.release, lock.release):
+            with pytest.raises(LockLost):
+                release()
         assert lock.acquire(blocking=False)
+
+    def test_hold_that_the_server_still_has_is_released_before_its_owner_acquires_again(self, server: Server) -> None:
+        clock = Clock()
+        with RLockClient(redis.Redis(port=server.port), clock=clock) as client:
+            client._poll = lambda: 60.0  # As if the timer had not seen the loss.
+            lock = client.lock("k")
+            lost = lock.acquire()
+            clock.ahead += 31
+            hold = lock.acquire(blocking=False)
+            assert hold.token > lost.token
+            assert server.holders("k") == hold.held == 1
+            with pytest.raises(LockLost):
+                lost.release()
+            assert hold.held
+            del client._poll
 
     def test_forked_child_does_not_hold_and_can_lock(self, client: RLockClient, server: Server) -> None:
         with client.lock("k") as hold:
@@ -663,7 +748,7 @@ class TestHolding:
             locks = [client.lock(f"k{n}", lease=10, renew=False, on_lost=print) for n in range(3)]
             holds = [lock.acquire() for lock in locks]
             renewed = client.lock("renewed", lease=30).acquire()
-            assert renewed
+            eventually(lambda: renewed.remaining > 28, 5)  # It was claimed.
             with monkeypatch.context() as patch:
                 patch.setattr(threading.Thread, "start", refuses)
                 clock.ahead += 11
@@ -703,6 +788,31 @@ class TestHolding:
         assert hold.wait(3)
         eventually(lambda: server.is_clean("k"))
 
+    def test_grant_with_a_session_is_asked_for_again_so_that_the_server_sees_its_connection(
+        self, proxied: RLockClient, proxy: Proxy, server: Server
+    ) -> None:
+        server.admin.execute_command("RLOCK.ACQUIRE", "k", "somebody")
+        waiter = Thread(lambda: proxied.lock("k", session=0.6).acquire())
+        eventually(lambda: server.waiters("k") == 1)
+        server.admin.execute_command("RLOCK.RELEASE", "k", "somebody")
+        hold = waiter.ended()
+        assert 0 < hold.remaining < 0.6
+        assert server.admin.execute_command("RLOCK.PTTL", "k") > 2000, "it was claimed"
+        proxy.refuses = True
+        proxy.cut()
+        eventually(lambda: server.is_clean("k"), 3)
+
+    def test_fixed_lease_lasts_to_its_end_if_the_server_allows_less(self, client: RLockClient, server: Server) -> None:
+        before = server.admin.config_get("rlock.max-lease-ms")
+        try:
+            server.admin.config_set("rlock.max-lease-ms", 300)
+            hold = client.lock("k", lease=1.2, renew=False).acquire()
+            assert not hold.wait(0.9)
+            assert server.admin.execute_command("RLOCK.PTTL", "k") <= 300
+            assert hold.wait(0.5)
+        finally:
+            server.admin.config_set("rlock.max-lease-ms", before["rlock.max-lease-ms"])
+
     def test_session_ends_the_hold_of_a_client_that_is_gone(
         self, proxied: RLockClient, proxy: Proxy, server: Server
     ) -> None:
@@ -738,10 +848,10 @@ class TestReleasing:
     def test_release_after_a_newer_request_of_its_owner_is_no_warning(
         self, client: RLockClient, server: Server, caplog: pytest.LogCaptureFixture
     ) -> None:
-        client.lock("k", owner="me").acquire()
+        client.lock("k", shared_owner="me").acquire()
         newer = int(time.time() * 1e6) + 3_600_000_000
         server.admin.execute_command("RLOCK.ACQUIRE", "k", "me", "ONCE", "REQ", newer)
-        client.lock("k", owner="me").release()
+        client.lock("k", shared_owner="me").release()
         assert not caplog.messages
         assert server.admin.execute_command("RLOCK.HOLDS", "k", "me") == 1
 
@@ -827,9 +937,9 @@ class TestReleasing:
         self, client: RLockClient, server: Server
     ) -> None:
         with RLockClient(redis.Redis(port=server.port)) as second:
-            client.lock("k", owner="x").acquire()
-            hold = second.lock("k", owner="x").acquire()
-            client.lock("k", owner="x").release()
+            client.lock("k", shared_owner="x").acquire()
+            hold = second.lock("k", shared_owner="x").acquire()
+            client.lock("k", shared_owner="x").release()
             assert hold
             assert server.admin.execute_command("RLOCK.HOLDS", "k", "x") == hold.held == 1
 

@@ -28,7 +28,7 @@ MAX_ASKING = 16  # Connections to a server for requests that acquire; renewals a
 class AsyncHold(Hold):
     """A lock that a task holds."""
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
+    def __init__(self, attempt: Attempt, tokens: Sequence[int], sent: float, left: float) -> None:
         super().__init__(attempt, tokens, sent, left)
         self._end_event = asyncio.Event()
         self._blocks: list[_Block] = []

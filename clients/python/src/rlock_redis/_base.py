@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from ._attempt import Attempt, Mailbox
-from ._clock import CLOSE_WITHIN, SHORT_PAUSE, SteadyClock
+from ._clock import CLOSE_WITHIN, FOREVER, SHORT_PAUSE, SteadyClock
 from ._commands import Command, Message, Target, encoded, first, milliseconds, slot_of, tag_of
 from ._connections import Route, done
 from ._hold import GONE, Engine, Errand, Hold, Item, log
@@ -74,12 +74,12 @@ class Base(Generic[H, L, S]):
     def _begin(self) -> None:
         """A new identity, at the start and after a fork."""
         self.id = secrets.token_hex(16)
-        self.max_lease = 0.0  # Not known yet.
         self._engine, self._lock, self._numbers = Engine(self.clock), threading.Lock(), itertools.count(1)
         self._held: dict[str, dict[tuple[str, bytes], list[H]]] = {}  # For each owner.
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # Of threads and tasks.
         self._channels: dict[int, str] = {}
         self._boxes: set[Mailbox] = set()
+        self._turns: dict[str, list[Mailbox]] = {}  # Requests of each owner, which it sends one after the other.
         self._subscribers: dict[str, Any] = {}
         self._idle: dict[str, list[tuple[float, Any]]] = {}  # With the time of its last answer.
         self._is_refreshing = self._is_ended = False
@@ -277,9 +277,11 @@ class Base(Generic[H, L, S]):
         try:
             commands = [command for item in items for command in item.commands()]
             self._engine.answered(items, await self._call(items[0].key, commands, timeout), sent)
-        except LockError as error:
-            log.debug("background request: %s", error)
+        except BaseException as error:
             self._engine.failed(items)
+            if not isinstance(error, LockError):  # The owner's next acquisition was cancelled meanwhile.
+                raise
+            log.debug("background request: %s", error)
         self._wake()
 
     # -- who holds what
@@ -296,28 +298,36 @@ class Base(Generic[H, L, S]):
                 weakref.finalize(user, lambda: (found := client()) and found._held.pop(name, None))
             return name
 
+    def _scope(self, options: Options, name: str) -> str:
+        return options.shared_owner or (f"{self.id}.{options.owner}" if options.owner else name)
+
     def _current(self, lock: LockBase[H], user: object) -> H | None:
         """The innermost hold of this owner; of permits under a named owner, that of this thread or task first."""
         name = self._names.get(user, "")
-        stack = self._held.get(lock._options.owner or name, {}).get(self._slots(lock._target)[0], ())
+        stack = self._held.get(self._scope(lock._options, name), {}).get(self._slots(lock._target)[0], ())
         holds = [hold for hold in reversed(stack) if hold._target == lock._target]
         return max(holds, key=lambda hold: len(holds) > 1 and hold._user == name, default=None)
 
     def _reenter(self, target: Target, scope: str) -> H | None:
-        """The hold that this owner has already, counted once more."""
+        """The hold that this owner has already, counted once more. Those that it has lost are released first."""
+        if target.kind == "semaphore":
+            return None
         with self._lock:
             held = self._held.get(scope, {})
-            found = [held[slot][-1] for slot in self._slots(target) if slot in held]
-            if not found or target.kind == "semaphore":
-                return None
+            found = [hold for slot in self._slots(target) for hold in held.get(slot, ())]
+            for lost in [hold for hold in found if not hold.held and hold._settlement is None]:
+                lost._settlement = lost._release_errand(None)
+                self._engine.add(lost._settlement)
+            found = [hold for hold in found if hold.held]
             if any(hold._target != target for hold in found):
                 raise RuntimeError(f"this owner already holds {found[0]._target}, and asks for {target}")
-            found[0].check()
-            found[0]._count += 1
-            return found[0]
+            for hold in found[-1:]:
+                hold._count += 1
+                return hold
+            return None
 
-    def _leave(self, hold: H, keep: float | None) -> bool:
-        """Whether this release of the hold is the last one."""
+    def _leave(self, hold: H, keep: float | None) -> Errand | None:
+        """What the last release of the hold has to send. The owner's next request comes after that."""
         target = hold._target
         with self._lock:
             if hold._count == 0 or hold._process != self.id:
@@ -326,7 +336,7 @@ class Base(Generic[H, L, S]):
                 raise ValueError("keep is for the last release of a mutex or a fair lock")
             hold._count -= 1
             if hold._count > 0:
-                return False
+                return None
             held = self._held.get(hold._scope, {})  # Without it, if the thread or task has ended.
             for slot in self._slots(target):
                 if hold in held.get(slot, ()):
@@ -335,47 +345,53 @@ class Base(Generic[H, L, S]):
                         del held[slot]
             if not held:
                 self._held.pop(hold._scope, None)
-            return True
+            if hold._settlement is None:
+                hold._settlement = hold._release_errand(keep)
+                hold._settlement.due = FOREVER
+                self._engine.add(hold._settlement)
+            return hold._settlement
 
     async def _acquire(self, lock: LockBase[H], user: object, box: Mailbox, wait: float | None) -> H | None:
         self._check(box)
-        target, options, name, attempt = lock._target, lock._options, self._name(user), None
-        scope = options.owner or name
-        if hold := self._reenter(target, scope):
-            return hold
+        target, name = lock._target, self._name(user)
+        scope = self._scope(lock._options, name)
+        # A semaphore gives permits for each acquisition, so each is an owner of its own.
+        owner = f"{scope}.{secrets.token_hex(8)}" if target.kind == "semaphore" else scope
+        attempt = Attempt(lock, owner, box, wait)
         self._boxes.add(box)
         try:
-            # A semaphore gives permits for each acquisition, so each is an owner of its own.
-            owner = f"{scope}.{secrets.token_hex(8)}" if target.kind == "semaphore" else scope
-            attempt = Attempt(self, target, options, owner, box)
-            hold = cast("H | None", await attempt.acquire(wait))
+            if hold := self._reenter(target, scope):
+                return hold
+            if not await attempt.turn() or (hold := self._reenter(target, scope)):
+                return hold
+            hold = cast("H | None", await attempt.acquire())
             if hold is not None:
                 hold._scope, hold._user = scope, name
                 with self._lock:
                     self._check(box)
                     attempt.uncertain = False
-                    shared = self._current(lock, user)
-                    if shared is not None and shared.held and shared.tokens == hold.tokens:
-                        # Another thread or task has acquired it meanwhile, with this name of an owner.
-                        shared._count, shared._release_id = shared._count + 1, max(shared._release_id, hold._release_id)
-                        if hold._sent > shared._sent:
-                            shared._believe(hold._sent, hold._left)
-                        hold = shared
-                    else:
-                        for slot in self._slots(target):
-                            self._held.setdefault(scope, {}).setdefault(slot, []).append(hold)
-                        self._engine.add(hold)
-                self._wake()
+                    for slot in self._slots(target):
+                        self._held.setdefault(scope, {}).setdefault(slot, []).append(hold)
+                if self._engine.add(hold):
+                    self._wake()
             return hold
         finally:
-            if attempt is not None and attempt.uncertain:
-                self._settle(attempt)
-            else:
-                self._boxes.discard(box)
+            self._settle(attempt)
 
     def _settle(self, attempt: Attempt) -> None:
-        self._background(attempt.settlement())
-        self._boxes.discard(attempt.box)
+        """Takes the request back, unless it is over, and lets the owner's next one begin."""
+        box = attempt.box
+        if attempt.uncertain:
+            self._background(attempt.settlement())
+        with self._lock:
+            self._boxes.discard(box)
+            turns = self._turns.get(box.owner, [])
+            if box in turns:
+                turns.remove(box)
+            if not turns:
+                self._turns.pop(box.owner, None)
+        for other in turns:
+            other.put(Message("turn"))
 
     async def _release_current(self, lock: LockBase[H], user: object, keep: float | None) -> None:
         if keep is not None:
@@ -392,24 +408,27 @@ class Base(Generic[H, L, S]):
     async def _release(self, hold: H, keep: float | None) -> None:
         if keep is not None:
             duration("keep", keep)
-        if not self._leave(hold, keep):
+        errand = self._leave(hold, keep)
+        if errand is None:
             return hold.check()
-        was_held = self._engine.end(hold)
+        was_held, is_done = self._engine.end(hold), False
         hold._ended(False)
-        errand, is_done = hold._release_errand(keep), hold._is_settled
         try:
-            for is_repeated in (False, True) if was_held else ():
+            for _ in range(2 if was_held else 0):
                 try:
                     replies = await self._call(hold.key, errand.commands(), hold.timeout)
                 except LockError as error:
                     replies = [error]
-                if is_done := errand.take(replies, 0.0, 0.0):
+                if is_done := errand.is_final(replies):
                     # A repeated one finds that the first has ended the hold.
-                    was_held = is_repeated or not any(code_of(reply) in GONE for reply in replies)
+                    was_held = errand.is_repeated or not any(code_of(reply) in GONE for reply in replies)
+                    self._engine.done(errand)
                     break
+                errand.is_repeated = True
         finally:  # Also if the caller was cancelled.
             if not is_done:
-                self._background(errand)
+                errand.due = 0.0
+                self._wake()
         if not was_held:
             hold._state = "lost"
             raise LockLost.of(hold, f"the hold of {hold._target} ended before its release")
@@ -422,9 +441,9 @@ class Base(Generic[H, L, S]):
             self.closed = True
         for hold in self._engine.holds():
             if self._engine.end(hold) is not None:
-                hold._state, hold._is_settled = "lost", True
+                hold._state, hold._settlement = "lost", hold._release_errand(None, CLOSE_WITHIN)
                 hold._ended(True)
-                self._background(hold._release_errand(None, CLOSE_WITHIN))
+                self._background(hold._settlement)
         end = time.monotonic() + CLOSE_WITHIN
         while (self._boxes or self._engine.errands()) and time.monotonic() < end:
             for box in list(self._boxes):

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 
-CLAIM = 2.0  # A grant that nobody confirms ends after so many seconds.
+CLAIM = 2.0  # A hold that nobody claims ends after so many seconds.
 ASK_AGAIN = 30.0  # A message may be lost, so a waiting request is repeated so often.
 CLOSE_WITHIN = 5.0
 SHORT_PAUSE, LONG_PAUSE = 0.05, 1.0  # Between attempts, doubled each time.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .errors import LockError, ModuleTooOld, Refused, typed
+from .errors import LockError, ModuleTooOld, typed
 
 Command = tuple[Any, ...]
 
@@ -24,7 +24,7 @@ class Target:
     _FAMILIES: ClassVar[dict[str, str]] = {"fair": "RFAIRLOCK", "read": "RRWLOCK", "write": "RRWLOCK"}
 
     def command(self, verb: str, owner: str, *options: Any) -> Command:
-        if self.kind == "many" and verb in ("ACQUIRE", "RENEW"):
+        if self.kind == "many" and verb != "RELEASE":
             return (f"RLOCK.M{verb}", len(self.keys), *self.keys, owner, *options)
         family = self._FAMILIES.get(self.kind, "RSEMAPHORE" if self.kind == "semaphore" else "RLOCK")
         words: Command = (f"{family}.{verb}", self.keys[0], owner)
@@ -34,14 +34,12 @@ class Target:
             words += ("PERMITS", self.permits)
         return words + options
 
-    def releases(self, owner: str, number: int, tokens: Sequence[int], *options: Any) -> list[Command]:
-        """One for each key, because MRELEASE frees none if one of them is not held."""
+    def releases(self, owner: str, tokens: Sequence[int], *options: Any) -> list[Command]:
+        """One for each key, because MRELEASE frees none if one of them was overwritten."""
         each = [Target("mutex", (key,)) for key in self.keys] if self.kind == "many" else [self]
-        ends: list[Command] = [("TOKEN", token, *options) for token in tokens] or [()] * len(each)
-        return [one.command("RELEASE", owner, "REQ", number, *end) for one, end in zip(each, ends, strict=True)]
-
-    def renewal(self, owner: str, tokens: Sequence[int]) -> Command:
-        return self.command("RENEW", owner, "TOKENS" if self.kind == "many" else "TOKEN", *tokens)
+        return [
+            one.command("RELEASE", owner, "TOKEN", token, *options) for one, token in zip(each, tokens, strict=True)
+        ]
 
     def __str__(self) -> str:
         return ", ".join(repr(key.decode("utf-8", "backslashreplace")) for key in self.keys)
@@ -68,20 +66,14 @@ class Message:
 WAITING: list[int] = [-1]
 
 
-def tokens_of(reply: Any) -> list[int]:
-    """The tokens of a reply, an empty list for nil, and :data:`WAITING`."""
+def grant_of(reply: Any) -> list[int]:
+    """The tokens and the milliseconds of a reply, an empty list for nil, and :data:`WAITING`."""
     if reply in (None, b"WAITING"):
         return WAITING if reply else []
-    words = [str(word, "utf-8", "replace") if isinstance(word, bytes) else str(word) for word in _list(reply)]
-    if not all(word.isdecimal() for word in words):
-        raise Refused(f"the server answered {reply!r} instead of a token")
-    if not all(int(word) for word in words):
-        raise ModuleTooOld(f"the server answered {reply!r} instead of a token: its module is too old")
-    return [int(word) for word in words]
-
-
-def _list(reply: Any) -> list[Any]:
-    return reply if isinstance(reply, list) else [reply]
+    numbers = [int(word) for word in reply if str(int(word)).isdecimal()] if isinstance(reply, list) else []
+    if len(numbers) < 2:
+        raise ModuleTooOld(f"the server answered {reply!r} instead of tokens and a time: its module is too old")
+    return numbers
 
 
 def first(replies: Sequence[Any]) -> Any:

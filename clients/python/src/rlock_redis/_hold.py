@@ -7,11 +7,12 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ._clock import FOREVER, LONG_PAUSE, SHORT_PAUSE, TICK
 from ._commands import Command, Target, milliseconds
+from ._request_ids import next_id
 from .errors import LockLost, NotOwner, Refused, Unavailable, typed
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Item:
 
     key: bytes
     due = FOREVER
+    slack = 0.0  # It may be sent so much before it is due, to share a pipeline.
     until = FOREVER
     timeout = 1.0
     pause = SHORT_PAUSE
@@ -38,15 +40,19 @@ class Item:
     take: Callable[[Sequence[Any], float, float], bool]
 
     def retry(self, now: float) -> None:
-        # On a common grid, so that requests that failed at different times share a pipeline.
-        due = math.ceil((now + self.pause) / SHORT_PAUSE) * SHORT_PAUSE
-        self.due, self.pause = min(self.due, due), min(LONG_PAUSE, 2 * self.pause)
+        self.due, self.pause = min(self.due, on_grid(now + self.pause)), min(LONG_PAUSE, 2 * self.pause)
+
+
+def on_grid(time: float) -> float:
+    """Up to 50 ms later, so that requests that are due at different times share a pipeline."""
+    return math.ceil(time / SHORT_PAUSE) * SHORT_PAUSE
 
 
 class Errand(Item):
     """A settlement, or a release whose first attempt failed."""
 
     due = 0.0
+    is_repeated = False  # Then the server may have carried it out before.
 
     def __init__(
         self, target: Target, owner: str, commands: Sequence[Command], until: float, timeout: float, what: str
@@ -58,9 +64,13 @@ class Errand(Item):
         return self._commands
 
     def take(self, replies: Sequence[Any], sent: float, now: float) -> bool:
+        if not (is_final := self.is_final(replies)):
+            self.retry(now)
+        return is_final
+
+    def is_final(self, replies: Sequence[Any]) -> bool:
         problems = [typed(reply) for reply in replies if isinstance(reply, BaseException)]
         if any(isinstance(problem, Unavailable) for problem in problems):
-            self.retry(now)
             return False
         for problem in problems:
             # After STALE a newer request of this owner shares the hold.
@@ -74,37 +84,33 @@ class Hold(Item):
 
     ``token`` is the fencing token, ``tokens`` has one for each key, and ``owner`` is the name that the server knows.
     The client believes in the hold until its deadline: the moment before the last answered request was sent, plus
-    the lease, minus 1 % of the lease and 2 ms.
+    the time that the server has answered, minus 1 % of that and 2 ms.
     """
 
     _scope = _user = ""  # The name under which it is held, and that of the thread or task that acquired it.
     _ended: Callable[[bool], None]  # Tells whoever waits for the end of this hold whether it was lost.
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
+    def __init__(self, attempt: Attempt, tokens: Sequence[int], sent: float, left: float) -> None:
         self._target, self._options, self._client = attempt.target, attempt.options, attempt.client
-        self._process, self._lease, self._count, self._state = self._client.id, attempt.lease, 1, "held"
+        self._process, self._lease, self._count, self._state = self._client.id, self._options.lease, 1, "held"
         self.owner, self.tokens, self.token = attempt.owner, tuple(tokens), tokens[0]
-        self._release_id = attempt.id + 1  # Below that of a newer request of the owner, which may share the hold.
-        self._is_settled = False  # Whether the engine releases it, because the clock has ended it.
-        self.key = self._target.keys[0]
-        # A connection may be lost without our notice, and the server then ends a session after its grace. So the
-        # belief is always the shorter of lease and grace.
-        self._belief = min(self._lease, self._options.session or FOREVER)
+        self._settlement: Errand | None = None  # What releases it, once it has been lost or released.
+        self.key, now = self._target.keys[0], self._client.clock()
+        self._limit = FOREVER if self._options.renew else now + self._lease
         self._believe(sent, left)
+        # The server ends a hold that nobody claims. A renewal does; a shorter hold is only released.
+        self.due, self.slack = min(on_grid(now + SHORT_PAUSE), now + max(0.0, self.until - now) / 3), 0.0
 
     def _believe(self, sent: float, left: float) -> None:
-        """Follows the answer to a request, also if that shortens the hold: the server may allow less than before.
-
-        It leaves a lease that it granted before. After a failover, other owners wait for the longest lease only.
-        """
-        self._sent, self._left = sent, min(self._belief, left, self._client.max_lease or FOREVER)
-        self.until = sent + self._left * 0.99 - 0.002
-        self.pause = SHORT_PAUSE
-        if self._options.renew:
-            self.due = sent + self._left / 3
+        """Follows the answer to a request, also if that shortens the hold: the server may allow less than before."""
+        # A connection may be lost without our notice, and the server then ends a session after its grace.
+        left = min(left, self._options.session or FOREVER)
+        self._sent, self.until = sent, min(sent + left * 0.99 - 0.002, self._limit)
+        self.due = sent + left / 3 if sent + left < self._limit - 0.002 else FOREVER
         # Rounded down to one of a few values, so that holds with other leases share a pipeline.
-        longest = min(self._client.command_timeout, max(self._left, 0.01) / 3)
+        longest = min(self._client.command_timeout, max(self.until - self._client.clock(), 0.01) / 3)
         self.timeout = 1.25 ** math.floor(math.log(longest, 1.25))
+        self.pause, self.slack = SHORT_PAUSE, self.timeout / 10
 
     @property
     def remaining(self) -> float:
@@ -130,7 +136,9 @@ class Hold(Item):
         return f"<{type(self).__name__} {self._target} token={self.token} held={self.held}>"
 
     def commands(self) -> Sequence[Command]:
-        return [self._target.renewal(self.owner, self.tokens)]
+        lease = milliseconds(max(0.001, min(self._lease, self._limit - self._client.clock())))
+        word = "TOKENS" if self._target.kind == "many" else "TOKEN"
+        return [self._target.command("RENEW", self.owner, "PX", lease, "TIMED", word, *self.tokens)]
 
     def take(self, replies: Sequence[Any], sent: float, now: float) -> bool:
         if isinstance(replies[0], BaseException):
@@ -145,11 +153,10 @@ class Hold(Item):
     def _release_errand(self, keep: float | None, within: float = FOREVER) -> Errand:
         """For as long as the server may know the hold."""
         options: Command = () if keep is None else ("KEEP", milliseconds(keep))
-        now = self._client.clock()
-        # While its connection is open, a hold with a session lasts longer than the belief in it.
-        may_outlast = self.until <= now or self._options.session is not None
-        until = min(now + self._lease if may_outlast else self.until, now + within)
-        commands = self._target.releases(self.owner, self._release_id, self.tokens, *options)
+        if self._options.shared_owner is not None:  # The server has counted others, too, and must know a repetition.
+            options += ("REQ", next_id())
+        until = self._client.clock() + min(self._lease, within)
+        commands = self._target.releases(self.owner, self.tokens, *options)
         return Errand(self._target, self.owner, commands, until, self.timeout, "the release of")
 
 
@@ -162,26 +169,31 @@ class Engine:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        # In order: a newer request of an owner makes its older ones stale.
-        self._items: dict[Errand | weakref.ref[Hold], str] = {}
+        self._errands: dict[Errand, None] = {}  # In order: a newer request of an owner makes its older ones stale.
+        self._holds: dict[weakref.ref[Hold], str] = {}
         self._forgotten: collections.deque[weakref.ref[Hold]] = collections.deque()
+        self._next = FOREVER  # When the timer calls `poll`.
 
-    def add(self, item: Errand | Hold) -> None:
+    def add(self, item: Errand | Hold) -> bool:
+        """Whether it is due before the timer calls `poll`."""
         with self._lock:
             if isinstance(item, Hold):
-                self._items[weakref.ref(item, self._forgotten.append)] = str(item._target)
-            elif len(self.errands()) < MAX_SETTLEMENTS:  # The claim or the lease bounds what stays behind.
-                self._items[item] = ""
+                self._holds[weakref.ref(item, self._forgotten.append)] = str(item._target)
+            elif len(self._errands) < MAX_SETTLEMENTS:  # The claim or the lease bounds what stays behind.
+                self._errands[item] = None
+            return item.due < self._next
 
     def errands(self) -> list[Errand]:
-        return [item for item in list(self._items) if isinstance(item, Errand)]
+        return list(self._errands)
 
     def holds(self) -> list[Hold]:
-        found = [item() for item in list(self._items) if isinstance(item, weakref.ref)]
-        return [hold for hold in found if hold is not None]
+        return [hold for reference in list(self._holds) if (hold := reference()) is not None]
 
     def _pop(self, item: Item) -> None:
-        self._items.pop(cast(Any, weakref.ref(item) if isinstance(item, Hold) else item), None)
+        if isinstance(item, Hold):
+            self._holds.pop(weakref.ref(item), None)
+        else:
+            self._errands.pop(cast(Errand, item), None)
 
     def poll(self) -> tuple[list[Hold], dict[float, list[Item]], float | None]:
         """Holds lost just now, requests to send now by their timeout, seconds until the next poll."""
@@ -190,7 +202,7 @@ class Engine:
         groups: dict[float, list[Item]] = {}
         with self._lock:
             while self._forgotten:
-                if target := self._items.pop(self._forgotten.popleft(), None):
+                if target := self._holds.pop(self._forgotten.popleft(), None):
                     log.warning(
                         "%s was not released, and its thread or task has ended: the lease is not renewed", target
                     )
@@ -203,23 +215,23 @@ class Engine:
                     else:
                         log.warning("%s did not reach the server", item.what)
                     continue
-                # Requests that are due soon share the pipeline of those that are due now.
-                if item.due <= now + item.timeout / 10 and item.under_way < 2:
+                if item.due <= now + item.slack and item.under_way < 2:
                     item.due = now + item.timeout + SHORT_PAUSE  # Unless an answer or an error comes first.
                     item.under_way += 1
                     groups.setdefault(item.timeout, []).append(item)
                 wake = min(wake, item.until - now, item.due - now if item.under_way < 2 else FOREVER)
-            # A renewal on its way may extend a hold that the clock has ended. The work stops during the pause; a poll
-            # sends what is due within a tenth of the timeout.
-            room = max(0, MAX_SETTLEMENTS - len(self.errands())) if lost else 0
+            # A renewal on its way may extend a hold that the clock has ended. The work stops during the pause.
+            room = max(0, MAX_SETTLEMENTS - len(self._errands))
             for hold in [hold for hold in lost if hold.until > -FOREVER or len(hold.tokens) > 1][:room]:
-                errand, hold._is_settled = hold._release_errand(None), True
-                errand.due, errand.pause = FOREVER, min(1.0, hold._belief / 100) + errand.timeout / 10
+                errand = hold._settlement = hold._release_errand(None)
+                errand.due, errand.pause = FOREVER, min(1.0, hold._lease / 100)
                 errand.retry(now)
                 if errand.due < errand.until:
-                    self._items[errand] = ""
+                    self._errands[errand] = None
                 wake = min(wake, errand.due - now)
-            return lost, groups, max(0.0, wake) if self._items else None
+            wake = max(0.0, wake) if self._errands or self._holds else FOREVER
+            self._next = now + wake
+            return lost, groups, None if wake == FOREVER else wake
 
     def answered(self, items: Iterable[Item], replies: Sequence[Any], sent: float) -> None:
         """Takes the replies to all commands of these items, in order."""
@@ -247,13 +259,17 @@ class Engine:
                 if hold._options.session is not None and hold._options.renew:
                     hold.due = min(hold.due, now + hold.pause)
 
-    def hasten(self, owner: str, keys: Sequence[bytes]) -> bool:
-        """Whether errands of this owner for these keys are left. They become due at once."""
+    def former(self, owner: str, keys: Collection[bytes]) -> list[Item]:
+        """The errands of this owner for these keys, to be sent now."""
         with self._lock:
             left = [x for x in self.errands() if x.owner == owner and not set(keys).isdisjoint(x.target.keys)]
             for errand in left:
-                errand.due = 0.0
-            return bool(left)
+                errand.under_way, errand.is_repeated = errand.under_way + 1, True
+            return [*left]
+
+    def done(self, item: Item) -> None:
+        with self._lock:
+            self._pop(item)
 
     def end(self, hold: Hold) -> bool | None:
         """Ends the belief in a hold. Returns whether it was held until now, None if `poll` has ended it before."""

@@ -35,8 +35,10 @@ class LockOptions(TypedDict, total=False):
     ``lease``: after so long without renewal the server ends the hold (30). ``renew``: whether the client renews
     it (True). ``timeout``: how long to wait; 0 tries once, and None, the default, means no limit. ``session``: the
     server ends the hold so long after its last connection was lost. ``grace``: a waiter on a fair lock keeps its
-    place so long without a connection. ``owner``: a name instead of that of the thread or task. ``note``: a text for
-    people, stored with the hold. ``on_lost``: called with the hold when it is lost.
+    place so long without a connection. ``owner``: a name instead of that of the thread or task, within this client.
+    ``shared_owner``: a name that other clients may use, too, at the same time or after a restart; the server counts
+    their acquisitions. ``note``: a text for people, stored with the hold. ``on_lost``: called with the hold when it is
+    lost.
 
     ``lease`` and ``session`` are 0.01 s to 365 days, and ``grace`` 0 to 365 days. A ``timeout`` above 365 days, such
     as ``math.inf``, is no limit. Any other value is a :class:`ValueError`.
@@ -48,6 +50,7 @@ class LockOptions(TypedDict, total=False):
     session: float | None
     grace: float | None
     owner: str | None
+    shared_owner: str | None
     note: str | None
     on_lost: Callable[[Any], Any] | None
 
@@ -60,6 +63,7 @@ class Options:
     session: float | None = None
     grace: float | None = None
     owner: str | None = None
+    shared_owner: str | None = None
     note: str | None = None
     on_lost: Callable[[Any], Any] | None = None
 
@@ -73,5 +77,7 @@ class Options:
             if value is not None:
                 duration(name, value, least)
         limit(self.timeout)
+        if self.owner is not None and self.shared_owner is not None:
+            raise ValueError("owner and shared_owner exclude each other")
         if self.session is not None and not self.renew:
             raise ValueError("session needs a lease that is renewed, not renew=False")

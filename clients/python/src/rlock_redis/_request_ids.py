@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._base import Base
 
-# The ids of an owner must rise, also over a restart of the process. The id after each drawn one belongs to it: the
-# RELEASE of an acquisition uses it. So that RELEASE has a lower id than all later acquisitions of the process.
-_ids = itertools.count(time.time_ns() // 1000, 2)
+# The ids of an owner must rise, also over a restart of the process.
+_ids = itertools.count(time.time_ns() // 1000)
 clients: weakref.WeakSet[Base[Any, Any, Any]] = weakref.WeakSet()
 
 
@@ -24,7 +23,7 @@ def next_id() -> int:
 def _after_fork() -> None:
     global _ids
     # A child that is replaced by another one has used ids above the parent's.
-    _ids = itertools.count(max(next(_ids), time.time_ns() // 1000), 2)
+    _ids = itertools.count(max(next(_ids), time.time_ns() // 1000))
     for client in clients:
         client._begin()
 

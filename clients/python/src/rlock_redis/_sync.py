@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ._attempt import Attempt, Mailbox
@@ -139,7 +139,7 @@ class SyncHold(Hold):
 
     _client: RLockClient
 
-    def __init__(self, attempt: Attempt, tokens: list[int], sent: float, left: float = FOREVER) -> None:
+    def __init__(self, attempt: Attempt, tokens: Sequence[int], sent: float, left: float) -> None:
         super().__init__(attempt, tokens, sent, left)
         self._has_ended, self._waits = False, set[queue.SimpleQueue[None]]()
 
@@ -438,7 +438,8 @@ class Lock(LockBase[SyncHold]):
         return self._enter(_Acquisition(self, blocking, timeout))
 
     def _enter(self, acquisition: _Acquisition) -> SyncHold | None:
-        if self._options.owner is None and asyncio._get_running_loop() is not None:
+        names = (self._options.owner, self._options.shared_owner)
+        if names == (None, None) and asyncio._get_running_loop() is not None:
             raise RuntimeError(
                 f"{self!r} would block the event loop, and each task of this thread would be its owner: use "
                 "AsyncRLockClient, or asyncio.to_thread with a function that acquires and releases the lock"
