@@ -23,13 +23,12 @@ func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })()
-	a := attempt{c: c, r: r}
-	a.until, _ = ctx.Deadline()
+	r.until, _ = ctx.Deadline()
 	limit, cause := c.timeout, ErrUnavailable // A lost reply is asked for again for so long.
 	if r.timeout > 0 {
 		limit, cause = r.timeout+patience, ErrTimeout
-		if until := time.Now().Add(r.timeout); a.until.IsZero() || until.Before(a.until) {
-			a.until = until
+		if until := time.Now().Add(r.timeout); r.until.IsZero() || until.Before(r.until) {
+			r.until = until
 		}
 	}
 	if r.timeout >= 0 {
@@ -37,59 +36,59 @@ func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int
 		limited, stop = context.WithTimeoutCause(limited, limit, cause)
 		defer stop()
 	}
-	g, err := c.admit(limited, &a)
-	if err != nil {
+	h := &Hold{}
+	h.ctx, h.cancel = context.WithCancelCause(ctx)
+	if err := r.admit(limited, h); err != nil {
+		h.cancel(err)
 		return nil, err
-	}
-	h := newHold(ctx, g)
-	if cause := g.cause(); cause != nil { // A re-entry of a lost hold, or Close was called.
-		_ = h.Release(ctx)
-		return nil, &Error{Reason: cause, Key: r.keys[0]}
 	}
 	return h, nil
 }
 
 // slot is what a named owner holds, acquires or releases.
 type slot struct {
-	done  chan struct{} // Closed when the acquisition or the release has ended.
+	busy  chan struct{} // Closed when the acquisition or the release has ended.
 	grant *grant        // Nil while it acquires or releases.
 }
 
-// admit counts a re-entry of a named owner, and lets its acquisitions wait for each other.
-func (c *Client) admit(ctx context.Context, a *attempt) (*grant, error) {
-	key := a.r.keys[0]
+// admit lets a named owner enter again what it holds, and its acquisitions wait for each other.
+func (r *request) admit(ctx context.Context, h *Hold) error {
+	c, key := r.c, r.keys[0]
 	for {
-		g, busy, err := c.occupy(a.r)
-		if g != nil || err != nil {
-			return g, err
+		busy, err := r.occupy(h)
+		if h.grant != nil || err != nil {
+			return err
 		}
 		if busy == nil {
 			break
 		}
-		if a.r.timeout == 0 {
-			return nil, &Error{Reason: ErrNotAcquired, Key: key}
+		if r.timeout == 0 {
+			return &Error{Reason: ErrNotAcquired, Key: key}
 		}
 		select {
 		case <-busy:
 		case <-ctx.Done():
-			return nil, ended(ctx, key, nil)
+			return ended(ctx, key, nil)
 		}
 	}
-	g, err := a.obtain(ctx)
+	g, err := r.obtain(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if err != nil {
-		c.vacate(a.r)
-	} else if s := a.r.slot; s != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		s.grant = g
-		close(s.done)
+		r.vacate()
+		return err
 	}
-	return g, err
+	g.begin(h)
+	if cause := g.ended(); cause != nil { // Close was called, or the process slept.
+		return &Error{Reason: cause, Key: key}
+	}
+	return nil
 }
 
-// occupy takes the places of a request for its slot. It returns the grant if this is a re-entry, and
-// what to wait for if another request of the owner has a place.
-func (c *Client) occupy(r *request) (*grant, <-chan struct{}, error) {
+// occupy takes the places of a request for its slot, unless this is a re-entry. It returns what to wait for
+// if another request of the owner has a place.
+func (r *request) occupy(h *Hold) (busy <-chan struct{}, err error) {
+	c := r.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, place := range r.places {
@@ -97,137 +96,86 @@ func (c *Client) occupy(r *request) (*grant, <-chan struct{}, error) {
 		switch {
 		case s == nil:
 		case s.grant == nil:
-			return nil, s.done, nil
-		case s.grant.r.kind != r.kind || !slices.Equal(s.grant.r.keys, r.keys) || s.grant.r.permits != r.permits:
-			return nil, nil, fmt.Errorf("rlock: the owner holds %q already, by %v; acquire the same again, or name another owner",
-				r.keys[i], s.grant.r.command("ACQUIRE"))
+			return s.busy, nil
+		case s.grant.ended() != nil: // It has left its slot.
+		case s.grant.kind != r.kind || !slices.Equal(s.grant.keys, r.keys) || s.grant.permits != r.permits:
+			return nil, fmt.Errorf("rlock: the owner holds %q already, by %v; acquire the same again, or name another owner",
+				r.keys[i], s.grant.command("ACQUIRE"))
 		default:
-			s.grant.count++
-			return s.grant, nil, nil
+			s.grant.enter(h)
+			return nil, nil
 		}
 	}
 	if r.places != nil {
-		r.slot = &slot{done: make(chan struct{})}
+		r.slot = &slot{busy: make(chan struct{})}
 	}
 	for _, place := range r.places {
 		c.slots[place] = r.slot
+		if g := c.lost[place]; g != nil {
+			r.before, r.spent = append(r.before, g.release()), append(r.spent, g.tokens...)
+		}
 	}
-	return nil, nil, nil
+	return nil, nil
 }
 
-// leave takes a hold off the count of its grant, and reports whether that was the last one. The slot
-// stays taken until vacate: a new request of the owner must not overtake the RELEASE.
-func (c *Client) leave(h *Hold, keeps bool) (bool, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	g := h.grant
-	if keeps && g.count > 1 {
-		return false, errShared
-	}
-	if h.released.Swap(true) {
-		return false, errReleased
-	}
-	g.count--
-	if s := g.r.slot; s != nil && g.count == 0 {
-		s.grant, s.done = nil, make(chan struct{})
-	}
-	return g.count == 0, nil
-}
-
-func (c *Client) vacate(r *request) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// vacate leaves the places. c.mu is held.
+func (r *request) vacate() {
 	for _, place := range r.places {
-		delete(c.slots, place)
+		delete(r.c.slots, place)
 	}
-	if r.slot != nil {
-		close(r.slot.done)
+	if r.slot != nil && r.slot.grant == nil {
+		close(r.slot.busy)
 	}
-}
-
-// attempt is an acquisition on its way.
-type attempt struct {
-	c     *Client
-	r     *request
-	id    int64     // Its settlement has the next one.
-	until time.Time // Zero: no limit but that of the context.
-	// open is whether the request may be waiting or granted on the server.
-	open bool
-	// lost are the commands without a reply. They may still arrive, whatever the server answers to later ones.
-	lost []<-chan struct{}
-	// last is why the server did not serve the request, nil if it did at last.
-	last error
 }
 
 // obtain asks until there is a grant, the context ends or the server refuses. What ends without a
 // grant is settled.
-func (a *attempt) obtain(ctx context.Context) (*grant, error) {
-	c, key := a.c, a.r.keys[0]
-	c.capLease(ctx, a.r, false)
-	a.id = nextID()
+func (r *request) obtain(ctx context.Context) (*grant, error) {
+	key := r.keys[0]
 	var pause backoff
 	for ctx.Err() == nil {
-		g, err := a.ask(ctx)
+		g, err := r.ask(ctx)
 		switch {
 		case ctx.Err() != nil:
-		case g != nil && c.now() >= g.deadline: // The process slept, or the server did.
-			a.id = nextID()
 		case g != nil:
-			g.begin()
 			return g, nil
 		case err != nil:
 			e := classify(key, err)
-			if lease := a.r.lease; strings.Contains(err.Error(), "rlock.max-lease-ms") {
-				// It was lowered since the client has read it.
-				if c.capLease(ctx, a.r, true); a.r.lease < lease {
-					continue
+			if e.retryable() && (r.timeout != 0 || e.Code == "") {
+				if r.last == nil {
+					r.c.log.Warn("rlock: retrying an acquisition", "key", key, "error", err)
 				}
-			}
-			if e.retryable() && (a.r.timeout != 0 || e.Code == "") {
-				if a.last == nil {
-					c.log.Warn("rlock: retrying an acquisition", "key", key, "error", err)
-				}
-				a.last = err
+				r.last = err
 				pause.sleep(ctx)
 				continue
 			}
 			if e.Reason == ErrTimeout {
-				e.Code, e.Err = code(a.last), outage(key, a.last)
-				if a.r.timeout < 0 { // The limit was that of the context.
+				e.Code, e.Err = code(r.last), outage(key, r.last)
+				if r.timeout < 0 { // The limit was that of the context.
 					e.Err = errors.Join(context.DeadlineExceeded, e.Err)
 				}
 			}
-			if e.Reason != ErrSuperseded { // Then a newer request of this owner waits or holds.
-				a.settle()
-			}
+			r.settle()
 			return nil, e
 		}
 		pause = backoff{}
 	}
-	a.settle()
-	if cause := context.Cause(ctx); a.last == nil && (cause == ErrTimeout || cause == ErrUnavailable) {
-		a.last = errSilent // Otherwise the server answers before that.
+	r.settle()
+	if cause := context.Cause(ctx); r.last == nil && (cause == ErrTimeout || cause == ErrUnavailable) {
+		r.last = errSilent // Otherwise the server answers before that.
 	}
-	return nil, ended(ctx, key, a.last)
-}
-
-func (a *attempt) settle() {
-	if a.open || len(a.lost) > 0 {
-		a.c.settle(a.r, a.id, a.lost)
-	}
+	return nil, ended(ctx, key, r.last)
 }
 
 // ask sends the request once and waits for its answer. Without a grant and an error it is to be sent
 // again.
-func (a *attempt) ask(ctx context.Context) (*grant, error) {
-	c, r, key := a.c, a.r, a.r.keys[0]
-	var sub *subscription
-	var answers <-chan string
-	args := r.acquire(a.id)
+func (r *request) ask(ctx context.Context) (*grant, error) {
+	c, key := r.c, r.keys[0]
+	sub := &subscription{}
+	var block int64
 	if r.timeout != 0 {
-		var block int64
-		if !a.until.IsZero() {
-			left := time.Until(a.until)
+		if !r.until.IsZero() {
+			left := time.Until(r.until)
 			if left <= 0 {
 				return nil, &Error{Reason: ErrTimeout, Key: key}
 			}
@@ -237,45 +185,57 @@ func (a *attempt) ask(ctx context.Context) (*grant, error) {
 		if sub, err = c.feed.subscribe(ctx, key); err != nil {
 			return nil, err
 		}
-		answers = c.feed.expect(a.id)
-		defer c.feed.forget(a.id)
-		args = r.wait(a.id, block, sub.channel)
 	}
-	a.open = true
-	replies, done := c.send(ctx, c.timeout, args)
-	value, err := replies[0].value, replies[0].err
-	tokens := r.tokens(value)
-	switch {
+	was := r.open
+	if !was {
+		r.open, r.id, r.first = true, nextID(), c.now()
+	}
+	var answers <-chan string
+	if r.timeout != 0 {
+		answers = c.feed.expect(r.id)
+		defer c.feed.forget(r.id)
+	}
+	replies, done := c.send(ctx, c.timeout, append(slices.Clip(r.before), r.acquire(block, sub.channel))...)
+	answer := replies[len(r.before)]
+	err := answer.err
+	switch tokens, left := r.granted(answer.value); {
 	case errors.Is(err, redis.Nil):
-		a.used()
-		if sub == nil {
+		r.open = false
+		if r.timeout == 0 {
 			return nil, &Error{Reason: ErrNotAcquired, Key: key}
 		}
 		return nil, errors.New("the server does not let the request wait")
 	case err != nil && code(err) == "":
-		a.lost = append(a.lost, done)
+		r.lost = append(r.lost, done)
 		return nil, err
 	case err != nil:
-		a.open = false
-		if sub != nil && redis.IsReadOnlyError(err) { // The subscription may be at this server too.
+		r.open = was                                       // An earlier copy may wait, or be granted.
+		if sub.link != nil && redis.IsReadOnlyError(err) { // The subscription may be at this server too.
 			c.feed.drop(sub.link, err)
 		}
 		return nil, err
+	case tokens != nil && slices.ContainsFunc(tokens, r.isSpent):
+		return nil, errors.New("the owner's lost hold is not released yet")
 	case tokens != nil:
-		return newGrant(c, r, tokens, replies[0], -1), nil
-	case value != "WAITING" || sub == nil:
-		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", value)}
+		return newGrant(r, tokens, answer.sent, answer.sent, left, 0), nil
+	case answer.value != "WAITING" || r.timeout == 0:
+		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", answer.value)}
 	}
-	a.last = nil
-	repeat, check := time.After(repeatAfter), time.NewTicker(time.Second)
-	defer check.Stop()
+	r.last = nil
+	repeat := time.After(repeatAfter)
+	var check <-chan time.Time
+	if c.feed.cluster != nil {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		check = ticker.C
+	}
 	for {
 		select {
 		case text := <-answers:
-			return a.answered(ctx, text)
+			return r.answered(text)
 		case <-sub.gone:
 			return nil, sub.err
-		case <-check.C:
+		case <-check:
 			if !c.feed.isHome(ctx, sub) {
 				return nil, nil
 			}
@@ -287,50 +247,32 @@ func (a *attempt) ask(ctx context.Context) (*grant, error) {
 	}
 }
 
-// used notes that the request with this number has ended without a grant.
-func (a *attempt) used() {
-	a.open = false
-	a.id = nextID()
-}
+func (r *request) isSpent(token int64) bool { return slices.Contains(r.spent, token) }
 
-// answered takes a message: granted ID TOKEN…, nil ID, or error ID CODE TEXT.
-func (a *attempt) answered(ctx context.Context, text string) (*grant, error) {
+// answered takes a message: granted ID TOKEN… for MS, nil ID, or error ID CODE TEXT.
+func (r *request) answered(text string) (*grant, error) {
 	words := strings.SplitN(text+"  ", " ", 3)
 	rest := strings.TrimSpace(words[2])
 	switch words[0] {
 	case "granted":
-		var replies []any
-		for word := range strings.FieldsSeq(rest) {
-			replies = append(replies, word)
+		var numbers []any
+		for word := range strings.FieldsSeq(strings.Replace(rest, " for ", " ", 1)) {
+			numbers = append(numbers, word)
 		}
-		tokens := a.r.tokens(replies)
-		if tokens == nil {
+		tokens, left := r.granted(numbers)
+		switch {
+		case tokens == nil:
 			return nil, fmt.Errorf("unexpected message %q", text)
+		case len(r.lost) > 0 || r.session >= 0: // The connections of a session are those of commands.
+			return nil, nil
 		}
-		return a.claim(ctx, tokens)
+		// The server counts from when it received the request, which is later than when it was sent.
+		return newGrant(r, tokens, r.first, r.c.now(), left, r.claim()/2), nil
 	case "error":
 		err := serverError(rest)
-		if code(err) != "UNBLOCKED" { // A server that steps down may have granted the request.
-			a.used()
-		}
+		r.open = code(err) == "UNBLOCKED" // A server that steps down may have granted the request.
 		return nil, err
 	}
-	a.used()
+	r.open = false
 	return nil, nil
-}
-
-// claim confirms a grant that came as a message: it may have expired meanwhile.
-func (a *attempt) claim(ctx context.Context, tokens []int64) (*grant, error) {
-	answer, _ := a.c.persist(ctx, min(a.c.timeout, claimTime/2), a.r.renew(tokens))
-	switch {
-	case answer.err == nil:
-		return newGrant(a.c, a.r, tokens, answer, integer(answer.value)), nil
-	case code(answer.err) == "NOTOWNER":
-		if a.r.kind == many {
-			a.c.persist(ctx, a.c.timeout, a.r.releases(a.id+1, tokens)...)
-		}
-		a.used()
-		return nil, nil
-	}
-	return nil, answer.err
 }
