@@ -209,7 +209,7 @@ func (r *request) ask(ctx context.Context) (*grant, error) {
 		r.lost = append(r.lost, done)
 		return nil, err
 	case err != nil:
-		r.open = was                                       // An earlier copy may wait, or be granted.
+		r.open = was || code(err) == "UNBLOCKED"           // An earlier copy may wait, or be granted.
 		if sub.link != nil && redis.IsReadOnlyError(err) { // The subscription may be at this server too.
 			c.feed.drop(sub.link, err)
 		}

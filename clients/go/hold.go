@@ -146,6 +146,7 @@ type grant struct {
 	sent     time.Duration  // The request whose answer counts, on the client's clock, as the next ones.
 	deadline time.Duration
 	renewAt  time.Duration
+	third    time.Duration // The time between renewals.
 	limit    time.Duration // The end of a fixed lease.
 	pause    backoff
 }
@@ -162,7 +163,8 @@ func newGrant(r *request, tokens []int64, sent, began time.Duration, left int64,
 	if now+needed >= g.deadline {
 		return nil
 	}
-	g.renewAt = sharing(now, min(claimAfter, r.claim()/3))
+	g.third = r.claim() / 3
+	g.renewAt = sharing(now, min(claimAfter, g.third))
 	return g
 }
 
@@ -179,7 +181,8 @@ func (g *grant) follow(sent time.Duration, left int64) {
 		valid = min(valid, g.session)
 	}
 	margin := valid/100 + 2*time.Millisecond
-	g.sent, g.deadline, g.renewAt = sent, sent+valid-margin, sharing(sent, valid/3)
+	g.sent, g.deadline, g.third = sent, sent+valid-margin, valid/3
+	g.renewAt = sharing(sent, g.third)
 	if sent+valid >= g.limit-margin { // Nothing is left to ask for.
 		g.deadline, g.renewAt = min(g.deadline, g.limit-margin), math.MaxInt64
 	}
@@ -337,8 +340,7 @@ func (c *Client) sweep() {
 		}
 		// A connection that was closed may have been the last one of the session.
 		if now >= g.renewAt || g.session >= 0 && stale != c.stale {
-			attempt := min((g.deadline-now)/3, c.timeout)
-			g.renewAt, limit = now+attempt, max(limit, attempt)
+			g.renewAt, limit = now+min(g.third, c.timeout), max(limit, g.deadline-now)
 			due = append(due, g)
 		}
 		c.arm(g, now)
@@ -361,7 +363,7 @@ func (c *Client) renew(due []*grant, limit time.Duration) {
 			for i, g := range group {
 				commands[i] = g.renew()
 			}
-			replies, _ := c.send(c.open, limit, commands...)
+			replies, _ := c.send(c.open, min(limit, c.timeout), commands...)
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			for i, g := range group {
