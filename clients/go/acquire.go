@@ -12,57 +12,51 @@ import (
 )
 
 func (c *Client) acquire(ctx context.Context, k kind, keys []string, permits int64, options []Option) (*Hold, error) {
-	r, err := c.newRequest(k, keys, permits, options)
+	g, err := c.newGrant(k, keys, permits, options)
 	if err != nil {
 		return nil, err
 	}
 	if !c.enter() {
-		return nil, &Error{Reason: ErrClosed, Key: r.keys[0]}
+		return nil, &Error{Reason: ErrClosed, Key: g.keys[0]}
 	}
 	defer c.work.Done()
 	limited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(c.open, func() { cancel(ErrClosed) })()
-	r.until, _ = ctx.Deadline()
+	g.until, _ = ctx.Deadline()
 	limit, cause := c.timeout, ErrUnavailable // A lost reply is asked for again for so long.
-	if r.timeout > 0 {
-		limit, cause = r.timeout+patience, ErrTimeout
-		if until := time.Now().Add(r.timeout); r.until.IsZero() || until.Before(r.until) {
-			r.until = until
+	if g.timeout > 0 {
+		limit, cause = g.timeout+patience, ErrTimeout
+		if until := time.Now().Add(g.timeout); g.until.IsZero() || until.Before(g.until) {
+			g.until = until
 		}
 	}
-	if r.timeout >= 0 {
+	if g.timeout >= 0 {
 		var stop context.CancelFunc
 		limited, stop = context.WithTimeoutCause(limited, limit, cause)
 		defer stop()
 	}
 	h := &Hold{}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
-	if err := r.admit(limited, h); err != nil {
+	if err := g.admit(limited, h); err != nil {
 		h.cancel(err)
 		return nil, err
 	}
 	return h, nil
 }
 
-// slot is what a named owner holds, acquires or releases.
-type slot struct {
-	busy  chan struct{} // Closed when the acquisition or the release has ended.
-	grant *grant        // Nil while it acquires or releases.
-}
-
 // admit lets a named owner enter again what it holds, and its acquisitions wait for each other.
-func (r *request) admit(ctx context.Context, h *Hold) error {
-	c, key := r.c, r.keys[0]
+func (g *grant) admit(ctx context.Context, h *Hold) error {
+	c, key := g.c, g.keys[0]
 	for {
-		busy, err := r.occupy(h)
+		busy, err := g.occupy(h)
 		if h.grant != nil || err != nil {
 			return err
 		}
 		if busy == nil {
 			break
 		}
-		if r.timeout == 0 {
+		if g.timeout == 0 {
 			return &Error{Reason: ErrNotAcquired, Key: key}
 		}
 		select {
@@ -71,11 +65,11 @@ func (r *request) admit(ctx context.Context, h *Hold) error {
 			return ended(ctx, key, nil)
 		}
 	}
-	g, err := r.obtain(ctx)
+	err := g.obtain(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		r.vacate()
+		g.vacate()
 		return err
 	}
 	g.begin(h)
@@ -87,141 +81,144 @@ func (r *request) admit(ctx context.Context, h *Hold) error {
 
 // occupy takes the places of a request for its slot, unless this is a re-entry. It returns what to wait for
 // if another request of the owner has a place.
-func (r *request) occupy(h *Hold) (busy <-chan struct{}, err error) {
-	c := r.c
+func (g *grant) occupy(h *Hold) (busy <-chan struct{}, err error) {
+	c := g.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for i, place := range r.places {
-		s := c.slots[place]
+	for i, place := range g.places {
+		held := c.slots[place]
 		switch {
-		case s == nil:
-		case s.grant == nil:
-			return s.busy, nil
-		case s.grant.ended() != nil: // It has left its slot.
-		case s.grant.kind != r.kind || !slices.Equal(s.grant.keys, r.keys) || s.grant.permits != r.permits:
+		case held == nil:
+		case held.busy != nil:
+			return held.busy, nil
+		case held.ended() != nil: // It has left its places.
+		case held.kind != g.kind || !slices.Equal(held.keys, g.keys) || held.permits != g.permits:
 			return nil, fmt.Errorf("rlock: the owner holds %q already, by %v; acquire the same again, or name another owner",
-				r.keys[i], s.grant.command("ACQUIRE"))
+				g.keys[i], held.command("ACQUIRE"))
 		default:
-			s.grant.enter(h)
+			held.enter(h)
 			return nil, nil
 		}
 	}
-	if r.places != nil {
-		r.slot = &slot{busy: make(chan struct{})}
-	}
-	for _, place := range r.places {
-		c.slots[place] = r.slot
-		if g := c.lost[place]; g != nil {
-			r.before, r.spent = append(r.before, g.release()), append(r.spent, g.tokens...)
+	for _, place := range g.places {
+		c.slots[place], g.busy = g, make(chan struct{})
+		if lost := c.lost[place]; lost != nil {
+			g.before, g.spent = append(g.before, lost.release()), append(g.spent, lost.tokens...)
 		}
 	}
 	return nil, nil
 }
 
 // vacate leaves the places. c.mu is held.
-func (r *request) vacate() {
-	for _, place := range r.places {
-		delete(r.c.slots, place)
+func (g *grant) vacate() {
+	for _, place := range g.places {
+		delete(g.c.slots, place)
 	}
-	if r.slot != nil && r.slot.grant == nil {
-		close(r.slot.busy)
+	g.pass()
+}
+
+// pass lets another request of the owner go on. c.mu is held.
+func (g *grant) pass() {
+	if g.busy != nil {
+		close(g.busy)
+		g.busy = nil
 	}
 }
 
 // obtain asks until there is a grant, the context ends or the server refuses. What ends without a
 // grant is settled.
-func (r *request) obtain(ctx context.Context) (*grant, error) {
-	key := r.keys[0]
+func (g *grant) obtain(ctx context.Context) error {
+	key := g.keys[0]
 	var pause backoff
 	for ctx.Err() == nil {
-		g, err := r.ask(ctx)
+		granted, err := g.ask(ctx)
 		switch {
 		case ctx.Err() != nil:
-		case g != nil:
-			return g, nil
+		case granted:
+			return nil
 		case err != nil:
 			e := classify(key, err)
-			if e.retryable() && (r.timeout != 0 || e.Code == "") {
-				if r.last == nil {
-					r.c.log.Warn("rlock: retrying an acquisition", "key", key, "error", err)
+			if e.retryable() && (g.timeout != 0 || e.Code == "") {
+				if g.last == nil {
+					g.c.log.Warn("rlock: retrying an acquisition", "key", key, "error", err)
 				}
-				r.last = err
+				g.last = err
 				pause.sleep(ctx)
 				continue
 			}
 			if e.Reason == ErrTimeout {
-				e.Code, e.Err = code(r.last), outage(key, r.last)
-				if r.timeout < 0 { // The limit was that of the context.
+				e.Code, e.Err = code(g.last), outage(key, g.last)
+				if g.timeout < 0 { // The limit was that of the context.
 					e.Err = errors.Join(context.DeadlineExceeded, e.Err)
 				}
 			}
-			r.settle()
-			return nil, e
+			g.settle()
+			return e
 		}
 		pause = backoff{}
 	}
-	r.settle()
-	if cause := context.Cause(ctx); r.last == nil && (cause == ErrTimeout || cause == ErrUnavailable) {
-		r.last = errSilent // Otherwise the server answers before that.
+	g.settle()
+	if cause := context.Cause(ctx); g.last == nil && (cause == ErrTimeout || cause == ErrUnavailable) {
+		g.last = errSilent // Otherwise the server answers before that.
 	}
-	return nil, ended(ctx, key, r.last)
+	return ended(ctx, key, g.last)
 }
 
-// ask sends the request once and waits for its answer. Without a grant and an error it is to be sent
+// ask sends the request once and waits for its answer. Without a grant or an error it is to be sent
 // again.
-func (r *request) ask(ctx context.Context) (*grant, error) {
-	c, key := r.c, r.keys[0]
+func (g *grant) ask(ctx context.Context) (bool, error) {
+	c, key := g.c, g.keys[0]
 	sub := &subscription{}
 	var block int64
-	if r.timeout != 0 {
-		if !r.until.IsZero() {
-			left := time.Until(r.until)
+	if g.timeout != 0 {
+		if !g.until.IsZero() {
+			left := time.Until(g.until)
 			if left <= 0 {
-				return nil, &Error{Reason: ErrTimeout, Key: key}
+				return false, &Error{Reason: ErrTimeout, Key: key}
 			}
 			block = max(1, left.Milliseconds())
 		}
 		var err error
 		if sub, err = c.feed.subscribe(ctx, key); err != nil {
-			return nil, err
+			return false, err
 		}
 	}
-	was := r.open
+	was := g.open
 	if !was {
-		r.open, r.id, r.first = true, nextID(), c.now()
+		g.open, g.id, g.first = true, nextID(), c.now()
 	}
 	var answers <-chan string
-	if r.timeout != 0 {
-		answers = c.feed.expect(r.id)
-		defer c.feed.forget(r.id)
+	if g.timeout != 0 {
+		answers = c.feed.expect(g.id)
+		defer c.feed.forget(g.id)
 	}
-	replies, done := c.send(ctx, c.timeout, append(slices.Clip(r.before), r.acquire(block, sub.channel))...)
-	answer := replies[len(r.before)]
+	replies, done := c.send(ctx, c.timeout, append(slices.Clip(g.before), g.acquire(block, sub.channel))...)
+	answer := replies[len(g.before)]
 	err := answer.err
-	switch tokens, left := r.granted(answer.value); {
+	switch tokens, left := g.granted(answer.value); {
 	case errors.Is(err, redis.Nil):
-		r.open = false
-		if r.timeout == 0 {
-			return nil, &Error{Reason: ErrNotAcquired, Key: key}
+		g.open = false
+		if g.timeout == 0 {
+			return false, &Error{Reason: ErrNotAcquired, Key: key}
 		}
-		return nil, errors.New("the server does not let the request wait")
+		return false, errors.New("the server does not let the request wait")
 	case err != nil && code(err) == "":
-		r.lost = append(r.lost, done)
-		return nil, err
+		g.lost = append(g.lost, done)
+		return false, err
 	case err != nil:
-		r.open = was || code(err) == "UNBLOCKED"           // An earlier copy may wait, or be granted.
+		g.open = was || code(err) == "UNBLOCKED"           // An earlier copy may wait, or be granted.
 		if sub.link != nil && redis.IsReadOnlyError(err) { // The subscription may be at this server too.
 			c.feed.drop(sub.link, err)
 		}
-		return nil, err
-	case tokens != nil && slices.ContainsFunc(tokens, r.isSpent):
-		return nil, errors.New("the owner's lost hold is not released yet")
+		return false, err
+	case slices.ContainsFunc(tokens, func(token int64) bool { return slices.Contains(g.spent, token) }):
+		return false, errors.New("the owner's lost hold is not released yet")
 	case tokens != nil:
-		return newGrant(r, tokens, answer.sent, answer.sent, left, 0), nil
-	case answer.value != "WAITING" || r.timeout == 0:
-		return nil, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", answer.value)}
+		return g.believe(tokens, answer.sent, answer.sent, left, 0), nil
+	case answer.value != "WAITING" || g.timeout == 0:
+		return false, &Error{Reason: ErrModuleTooOld, Key: key, Err: fmt.Errorf("the answer was %v", answer.value)}
 	}
-	r.last = nil
+	g.last = nil
 	repeat := time.After(repeatAfter)
 	var check <-chan time.Time
 	if c.feed.cluster != nil {
@@ -232,25 +229,23 @@ func (r *request) ask(ctx context.Context) (*grant, error) {
 	for {
 		select {
 		case text := <-answers:
-			return r.answered(text)
+			return g.answered(text)
 		case <-sub.gone:
-			return nil, sub.err
+			return false, sub.err
 		case <-check:
 			if !c.feed.isHome(ctx, sub) {
-				return nil, nil
+				return false, nil
 			}
 		case <-repeat:
-			return nil, nil
+			return false, nil
 		case <-ctx.Done():
-			return nil, nil
+			return false, nil
 		}
 	}
 }
 
-func (r *request) isSpent(token int64) bool { return slices.Contains(r.spent, token) }
-
 // answered takes a message: granted ID TOKEN… for MS, nil ID, or error ID CODE TEXT.
-func (r *request) answered(text string) (*grant, error) {
+func (g *grant) answered(text string) (bool, error) {
 	words := strings.SplitN(text+"  ", " ", 3)
 	rest := strings.TrimSpace(words[2])
 	switch words[0] {
@@ -259,20 +254,20 @@ func (r *request) answered(text string) (*grant, error) {
 		for word := range strings.FieldsSeq(strings.Replace(rest, " for ", " ", 1)) {
 			numbers = append(numbers, word)
 		}
-		tokens, left := r.granted(numbers)
+		tokens, left := g.granted(numbers)
 		switch {
 		case tokens == nil:
-			return nil, fmt.Errorf("unexpected message %q", text)
-		case len(r.lost) > 0 || r.session >= 0: // The connections of a session are those of commands.
-			return nil, nil
+			return false, fmt.Errorf("unexpected message %q", text)
+		case len(g.lost) > 0 || g.session >= 0: // The connections of a session are those of commands.
+			return false, nil
 		}
 		// The server counts from when it received the request, which is later than when it was sent.
-		return newGrant(r, tokens, r.first, r.c.now(), left, r.claim()/2), nil
+		return g.believe(tokens, g.first, g.c.now(), left, g.claim()/2), nil
 	case "error":
 		err := serverError(rest)
-		r.open = code(err) == "UNBLOCKED" // A server that steps down may have granted the request.
-		return nil, err
+		g.open = code(err) == "UNBLOCKED" // A server that steps down may have granted the request.
+		return false, err
 	}
-	r.open = false
-	return nil, nil
+	g.open = false
+	return false, nil
 }

@@ -50,7 +50,7 @@ type Client struct {
 
 	mu     sync.Mutex
 	closed bool
-	slots  map[string]*slot  // Of named owners, by place.
+	slots  map[string]*grant // Of named owners, by place.
 	lost   map[string]*grant // By place, until the server has heard of it.
 	holds  map[*grant]struct{}
 	// timer sweeps the holds at this time, if it is set.
@@ -65,22 +65,25 @@ type Client struct {
 // application's own: [Client.Close] does not close it. New panics if rdb is a [redis.Ring], whose
 // servers do not share their waiters.
 func New(rdb redis.UniversalClient, options ...ClientOption) *Client {
-	if _, isRing := rdb.(*redis.Ring); isRing {
-		panic("rlock: a redis.Ring is not supported")
-	}
 	var id [16]byte
 	_, _ = rand.Read(id[:])
 	c := &Client{
 		rdb: rdb, id: hex.EncodeToString(id[:]), log: slog.Default(), now: systemClock(),
-		timeout: 5 * time.Second, slots: map[string]*slot{}, lost: map[string]*grant{},
+		timeout: 5 * time.Second, slots: map[string]*grant{}, lost: map[string]*grant{},
 		holds: map[*grant]struct{}{}, sweepAt: math.MaxInt64,
 		settles: make(chan struct{}, maxSettlements),
 	}
-	if o, ok := rdb.(interface{ Options() *redis.Options }); ok && o.Options().ReadTimeout > 0 {
-		c.timeout = o.Options().ReadTimeout
+	var timeout time.Duration
+	switch rdb := rdb.(type) {
+	case *redis.Ring:
+		panic("rlock: a redis.Ring is not supported")
+	case interface{ Options() *redis.Options }:
+		timeout = rdb.Options().ReadTimeout
+	case interface{ Options() *redis.ClusterOptions }:
+		timeout = rdb.Options().ReadTimeout
 	}
-	if o, ok := rdb.(interface{ Options() *redis.ClusterOptions }); ok && o.Options().ReadTimeout > 0 {
-		c.timeout = o.Options().ReadTimeout
+	if timeout > 0 {
+		c.timeout = timeout
 	}
 	c.open, c.close = context.WithCancelCause(context.Background())
 	c.life, c.terminate = context.WithCancel(context.Background())
@@ -184,9 +187,9 @@ func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, i
 // settle cancels what the request may have been granted or may still wait for. It goes on in the
 // background until the server has answered, or the lease has passed: a request may wait for longer than
 // its claim.
-func (r *request) settle() {
-	c := r.c
-	if !r.open && len(r.lost) == 0 {
+func (g *grant) settle() {
+	c := g.c
+	if !g.open && len(g.lost) == 0 {
 		return
 	}
 	select {
@@ -195,15 +198,15 @@ func (r *request) settle() {
 		return // The claim ends what is left, each in its turn.
 	}
 	c.work.Go(func() { // An acquisition is counted already, so the counter is not 0.
-		ctx, cancel := context.WithTimeout(c.life, r.lease)
+		ctx, cancel := context.WithTimeout(c.life, g.lease)
 		defer cancel()
-		for _, done := range r.lost { // The request must not arrive after this.
+		for _, done := range g.lost { // The request must not arrive after this.
 			select {
 			case <-done:
 			case <-ctx.Done():
 			}
 		}
-		c.persist(ctx, r.command("CANCEL", "REQ", r.id))
+		c.persist(ctx, g.command("CANCEL", "REQ", g.id))
 		<-c.settles
 	})
 }
@@ -221,27 +224,34 @@ func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errSilent)
 	defer cancel() // Not before the select: an answer must not look like one that is late.
 	pipe := c.rdb.Pipeline()
-	commands, replies, done := make([]command, len(all)), make([]reply, len(all)), make(chan struct{})
+	commands, replies := make([]command, len(all)), make([]reply, len(all))
 	sent := c.now()
 	for i, args := range all {
 		commands[i], replies[i].sent = newCommand(ctx, args), sent
 		_ = pipe.Process(ctx, commands[i])
 	}
-	go func() {
-		_, _ = pipe.Exec(ctx)
-		close(done)
-	}()
-	select {
-	case <-done:
-		for i := range replies {
+	done, err := within(ctx, func() { _, _ = pipe.Exec(ctx) })
+	for i := range replies {
+		if replies[i].err = err; err == nil { // Otherwise the commands belong to go-redis still.
 			replies[i].value, replies[i].err = commands[i].Result()
-		}
-	case <-ctx.Done(): // The commands belong to go-redis still.
-		for i := range replies {
-			replies[i].err = context.Cause(ctx)
 		}
 	}
 	return replies, done
+}
+
+// within calls f, and goes on without it when ctx ends. The channel is closed when f has returned.
+func within(ctx context.Context, f func()) (<-chan struct{}, error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+		return done, nil
+	case <-ctx.Done():
+		return done, context.Cause(ctx)
+	}
 }
 
 // persist sends a command until the server has answered it for good, or ctx ends. It returns the last

@@ -137,35 +137,18 @@ func (h *Hold) leave(keep time.Duration) (result <-chan error, cause, err error)
 	return result, cause, nil
 }
 
-// grant is a hold on the server. c.mu guards it.
-type grant struct {
-	*request
-	tokens   []int64
-	holds    map[*Hold]bool // Of the re-entries.
-	over     error          // Why the belief has ended.
-	sent     time.Duration  // The request whose answer counts, on the client's clock, as the next ones.
-	deadline time.Duration
-	renewAt  time.Duration
-	third    time.Duration // The time between renewals.
-	limit    time.Duration // The end of a fixed lease.
-	pause    backoff
-}
-
-// newGrant makes a grant of the answer to what was sent then, which says that so many milliseconds are left.
-// It is nil if they have passed but for the time that is needed.
-func newGrant(r *request, tokens []int64, sent, began time.Duration, left int64, needed time.Duration) *grant {
-	g := &grant{request: r, tokens: tokens, holds: map[*Hold]bool{}, limit: math.MaxInt64}
-	if r.fixed {
-		g.limit = began + r.lease
+// believe takes the answer to what was sent then, which says that so many milliseconds are left. It reports
+// whether they have not passed, but for the time that is needed.
+func (g *grant) believe(tokens []int64, sent, began time.Duration, left int64, needed time.Duration) bool {
+	g.tokens, g.limit = tokens, math.MaxInt64
+	if g.fixed {
+		g.limit = began + g.lease
 	}
 	g.follow(sent, left)
-	now := r.c.now()
-	if now+needed >= g.deadline {
-		return nil
-	}
-	g.third = r.claim() / 3
+	now := g.c.now()
+	g.third = g.claim() / 3
 	g.renewAt = sharing(now, min(claimAfter, g.third))
-	return g
+	return now+needed < g.deadline
 }
 
 // sharing is the end of a period. It is rounded, so that the holds that are due in it share a sweep.
@@ -190,10 +173,7 @@ func (g *grant) follow(sent time.Duration, left int64) {
 
 // begin begins to watch and renew the grant.
 func (g *grant) begin(h *Hold) {
-	if g.slot != nil {
-		g.slot.grant = g
-		close(g.slot.busy)
-	}
+	g.pass()
 	g.c.holds[g] = struct{}{}
 	g.enter(h)
 	if g.c.closed {
@@ -229,8 +209,8 @@ func (g *grant) end(cause error, keep time.Duration) <-chan error {
 		for _, place := range g.places {
 			g.c.lost[place] = g
 		}
-	} else if g.slot != nil { // A request of the owner must not overtake the RELEASE.
-		g.slot.grant, g.slot.busy = nil, make(chan struct{})
+	} else if g.places != nil { // A request of the owner must not overtake the RELEASE.
+		g.busy = make(chan struct{})
 	}
 	args := g.release()
 	if keep > 0 {

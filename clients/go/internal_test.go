@@ -28,7 +28,7 @@ func TestSlots(t *testing.T) {
 }
 
 func TestTokensAreWholeNumbersAboveZero(t *testing.T) {
-	one, two := &request{keys: []string{"a"}}, &request{kind: many, keys: []string{"a", "b"}}
+	one, two := &grant{keys: []string{"a"}}, &grant{kind: many, keys: []string{"a", "b"}}
 	for _, token := range []any{int64(0), "0", int64(-1), "WAITING", nil, "", "1.5"} {
 		if tokens, _ := one.granted([]any{token, int64(5)}); tokens != nil {
 			t.Errorf("%v is taken for a token", token)
@@ -61,8 +61,8 @@ func TestCombinedClockFollowsTheFasterClock(t *testing.T) {
 
 func TestAnswerToAnEarlierRenewalIsIgnored(t *testing.T) {
 	c := New(redis.NewClient(&redis.Options{}), WithClock(func() time.Duration { return 0 }))
-	r, _ := c.newRequest(mutex, []string{"k"}, 0, nil)
-	g := newGrant(r, []int64{1}, 0, 0, 2000, 0)
+	g, _ := c.newGrant(mutex, []string{"k"}, 0, nil)
+	g.believe([]int64{1}, 0, 0, 2000, 0)
 	g.renewed(reply{value: int64(20_000), sent: 2 * time.Second})
 	g.renewed(reply{value: int64(30_000), sent: time.Second})
 	if g.deadline != 22*time.Second-202*time.Millisecond {

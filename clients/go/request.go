@@ -25,8 +25,8 @@ var (
 	many      = kind{"RLOCK.", "M", ""}
 )
 
-// request is what one acquisition asks for, and how far it has come.
-type request struct {
+// grant is what one acquisition asks for, how far it has come, and what it holds on the server.
+type grant struct {
 	kind
 	c       *Client
 	keys    []string
@@ -39,7 +39,6 @@ type request struct {
 	owner   string
 	note    string
 	places  []string // What a named owner holds once: a key, or one mode of it.
-	slot    *slot    // Of a named owner, from its acquisition until its release.
 	misuse  error    // Of an option.
 
 	until time.Time // Zero: no limit but that of the context.
@@ -55,6 +54,19 @@ type request struct {
 	lost []<-chan struct{}
 	// last is why the server did not serve the request, nil if it did at last.
 	last error
+
+	// c.mu guards the following, except while the request is on its way.
+
+	busy     chan struct{} // Closed when the acquisition or the release of a named owner has ended.
+	tokens   []int64
+	holds    map[*Hold]bool // Of the re-entries.
+	over     error          // Why the belief has ended.
+	sent     time.Duration  // The request whose answer counts, on the client's clock, as the next ones.
+	deadline time.Duration
+	renewAt  time.Duration
+	third    time.Duration // The time between renewals.
+	limit    time.Duration // The end of a fixed lease.
+	pause    backoff
 }
 
 // lastID numbers requests (REQ). It begins at the wall clock, so that a restarted process that names
@@ -81,8 +93,8 @@ func checked(name string, d, least time.Duration) error {
 }
 
 // duration is that of an option, in whole milliseconds as on the server.
-func (r *request) duration(option string, d, least time.Duration) time.Duration {
-	r.misuse = cmp.Or(r.misuse, checked(option, d, least))
+func (g *grant) duration(option string, d, least time.Duration) time.Duration {
+	g.misuse = cmp.Or(g.misuse, checked(option, d, least))
 	return d.Truncate(time.Millisecond)
 }
 
@@ -93,93 +105,93 @@ func checkPermits(permits int64) error {
 	return nil
 }
 
-func (c *Client) newRequest(k kind, keys []string, permits int64, options []Option) (*request, error) {
-	r := &request{kind: k, c: c, permits: permits, lease: DefaultLease, timeout: -1, session: -1, grace: -1}
+func (c *Client) newGrant(k kind, keys []string, permits int64, options []Option) (*grant, error) {
+	g := &grant{kind: k, c: c, permits: permits, lease: DefaultLease, timeout: -1, session: -1, grace: -1, holds: map[*Hold]bool{}}
 	for _, option := range options {
-		option(r)
+		option(g)
 	}
 	for _, key := range keys {
-		r.keys = append(r.keys, c.prefix+key)
+		g.keys = append(g.keys, c.prefix+key)
 	}
-	if r.owner == "" {
-		r.owner = fmt.Sprintf("%s:%d", c.id, c.owners.Add(1))
+	if g.owner == "" {
+		g.owner = fmt.Sprintf("%s:%d", c.id, c.owners.Add(1))
 	} else {
-		for _, key := range r.keys {
-			r.places = append(r.places, fmt.Sprintf("%q %q %s", r.owner, key, k.mode))
+		for _, key := range g.keys {
+			g.places = append(g.places, fmt.Sprintf("%q %q %s", g.owner, key, k.mode))
 		}
 	}
 	switch {
-	case r.misuse != nil:
-		return nil, r.misuse
+	case g.misuse != nil:
+		return nil, g.misuse
 	case len(keys) == 0:
 		return nil, errors.New("rlock: no key was given")
 	case k == semaphore && permits < 1:
 		return nil, checkPermits(permits)
-	case r.grace >= 0 && k != fair:
+	case g.grace >= 0 && k != fair:
 		return nil, errors.New("rlock: WithGrace is for fair locks only")
-	case r.session >= 0 && r.fixed:
+	case g.session >= 0 && g.fixed:
 		return nil, errors.New("rlock: WithSession needs a lease that is renewed, not WithFixedLease")
 	}
-	return r, nil
+	return g, nil
 }
 
 // claim is how long a hold lasts until it is renewed for the first time.
-func (r *request) claim() time.Duration { return min(claimTime, r.lease) }
+func (g *grant) claim() time.Duration { return min(claimTime, g.lease) }
 
 // command is the verb with the keys, the owner and what the kind adds.
-func (r *request) command(verb string, rest ...any) []any {
-	args := []any{r.family + r.many + verb}
-	if r.kind == many {
-		args = append(args, len(r.keys))
+func (g *grant) command(verb string, rest ...any) []any {
+	args := []any{g.family + g.many + verb}
+	if g.kind == many {
+		args = append(args, len(g.keys))
 	}
-	for _, key := range r.keys {
+	for _, key := range g.keys {
 		args = append(args, key)
 	}
-	args = append(args, r.owner)
-	if r.mode != "" && verb != "CANCEL" {
-		args = append(args, r.mode)
+	args = append(args, g.owner)
+	if g.mode != "" && verb != "CANCEL" {
+		args = append(args, g.mode)
 	}
-	if r.kind == semaphore && (verb == "ACQUIRE" || verb == "RELEASE") {
-		args = append(args, "PERMITS", r.permits)
+	if g.kind == semaphore && (verb == "ACQUIRE" || verb == "RELEASE") {
+		args = append(args, "PERMITS", g.permits)
 	}
 	return append(args, rest...)
 }
 
 // acquire asks for the lock. With a channel the request waits.
-func (r *request) acquire(block int64, channel string) []any {
-	args := r.command("ACQUIRE", "PX", r.lease.Milliseconds(), "CLAIM", r.claim().Milliseconds(), "REQ", r.id, "TIMED")
+func (g *grant) acquire(block int64, channel string) []any {
+	args := g.command("ACQUIRE", "PX", g.lease.Milliseconds(), "CLAIM", g.claim().Milliseconds(), "REQ", g.id, "TIMED")
 	if channel != "" {
 		args = append(args, "BLOCK", block, "NOTIFY", channel)
-		if r.grace >= 0 {
-			args = append(args, "GRACE", r.grace.Milliseconds())
+		if g.grace >= 0 {
+			args = append(args, "GRACE", g.grace.Milliseconds())
 		}
 	}
-	if r.places != nil { // A former request of the owner may not be settled yet: it must not count twice.
+	if g.places != nil { // A former request of the owner may not be settled yet: it must not count twice.
 		args = append(args, "ONCE")
 	}
-	if r.session >= 0 {
-		args = append(args, "SESSION", r.session.Milliseconds())
+	if g.session >= 0 {
+		args = append(args, "SESSION", g.session.Milliseconds())
 	}
-	if r.note != "" {
-		args = append(args, "NOTE", r.note)
+	if g.note != "" {
+		args = append(args, "NOTE", g.note)
 	}
 	return args
 }
 
 // granted reads the tokens of an answer, one for each key, and for how many milliseconds it can be believed.
 // The tokens are nil if the answer is anything else.
-func (r *request) granted(answer any) ([]int64, int64) {
+func (g *grant) granted(answer any) ([]int64, int64) {
 	words, _ := answer.([]any)
-	if len(words) != len(r.keys)+1 {
+	if len(words) != len(g.keys)+1 {
 		return nil, 0
 	}
 	numbers := make([]int64, len(words))
 	for i, word := range words {
-		if numbers[i] = integer(word); numbers[i] < 0 || numbers[i] == 0 && i < len(r.keys) {
+		if numbers[i] = integer(word); numbers[i] < 0 || numbers[i] == 0 && i < len(g.keys) {
 			return nil, 0
 		}
 	}
-	return numbers[:len(r.keys)], numbers[len(r.keys)]
+	return numbers[:len(g.keys)], numbers[len(g.keys)]
 }
 
 // integer reads an integer that may have become text on its way. It is -1 for anything else.
