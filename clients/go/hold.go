@@ -99,14 +99,9 @@ func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error)
 }
 
 func (h *Hold) release(ctx context.Context, keep time.Duration) error {
-	result, cause, err := h.leave(keep)
-	switch {
-	case err != nil || cause == errReleased:
+	result, err := h.leave(keep)
+	if result == nil {
 		return err
-	case cause != nil:
-		return &Error{Reason: cause, Key: h.grant.keys[0]}
-	case result == nil:
-		return nil
 	}
 	select {
 	case err := <-result:
@@ -117,24 +112,27 @@ func (h *Hold) release(ctx context.Context, keep time.Duration) error {
 }
 
 // leave takes the hold off its grant, and releases that with the last one. It returns where the result will
-// arrive then, and why the hold had ended before, if it had.
-func (h *Hold) leave(keep time.Duration) (result <-chan error, cause, err error) {
+// arrive then.
+func (h *Hold) leave(keep time.Duration) (<-chan error, error) {
 	g := h.grant
 	g.c.mu.Lock()
 	defer g.c.mu.Unlock()
-	cause = g.ended()
+	cause := g.ended()
 	switch {
 	case !g.holds[h]:
-		return nil, errReleased, nil
+		return nil, nil
 	case keep >= 0 && len(g.holds) > 1:
-		return nil, nil, errShared
+		return nil, errShared
 	}
 	delete(g.holds, h)
 	h.cancel(cause)
-	if cause == nil && len(g.holds) == 0 {
-		result = g.end(errReleased, keep)
+	switch {
+	case cause != nil:
+		return nil, &Error{Reason: cause, Key: g.keys[0]}
+	case len(g.holds) > 0:
+		return nil, nil
 	}
-	return result, cause, nil
+	return g.end(errReleased, keep), nil
 }
 
 // believe takes the answer to what was sent then, which says that so many milliseconds are left. It reports

@@ -33,12 +33,15 @@ type Option func(*grant)
 
 // WithLease sets the lease, 10 ms to 365 days, which is renewed at a third of its length until the hold
 // is released. The default is [DefaultLease]. The server ends a hold that nothing renews within its
-// lease, so the lease is how long a lock stays held after its holder crashed.
+// lease, so the lease is how long a lock stays held after its holder crashed. A hold begins with a lease of
+// 2 s at most, and is renewed for the first time after 50 ms. The server may shorten the lease, to its
+// rlock.max-lease-ms.
 func WithLease(lease time.Duration) Option {
 	return func(g *grant) { g.lease, g.fixed = g.duration("WithLease", lease, shortest), false }
 }
 
-// WithFixedLease sets a lease, 10 ms to 365 days, that is not renewed. The hold is lost when it ends.
+// WithFixedLease limits the hold to 10 ms to 365 days, after which it is lost. If the server allows less than
+// that, the hold is renewed until then, and a lock whose holder crashed is free sooner.
 func WithFixedLease(lease time.Duration) Option {
 	return func(g *grant) { g.lease, g.fixed = g.duration("WithFixedLease", lease, shortest), true }
 }
@@ -63,7 +66,8 @@ func WithSession(grace time.Duration) Option {
 }
 
 // WithOwner names the owner. Acquiring again what this owner holds already through the same [Client]
-// counts a re-entry: the lock is released with the last of the holds. Any other request for a key that it
+// counts a re-entry: the lock is released with the last of the holds. If they were lost, it gets a new
+// hold, and they stay lost. Any other request for a key that it
 // holds is misuse, but it may hold a read-write lock for reading and for writing, independently. Without
 // this option every acquisition has an owner of its own. Name one owner for one thread of control only:
 // concurrent requests of one owner for one key wait for each other, and those of different clients end

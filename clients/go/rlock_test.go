@@ -741,25 +741,53 @@ func TestHandOverNeedsOnlyARelease(t *testing.T) {
 	}
 }
 
-func TestGrantWhoseMessageProvesNothingIsAskedFor(t *testing.T) {
+func TestGrantWhoseMessageProvesTooLittleIsAskedFor(t *testing.T) {
 	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
 	var passed atomic.Int64
-	c := b.client(b.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
-	for _, options := range [][]rlock.Option{nil, {rlock.WithSession(time.Minute)}, {rlock.WithFixedLease(time.Minute)}} {
+	c := b.client(proxy.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	must(c.Lock(ctx, "warm"))(t)
+	sleeps := func() { passed.Add(int64(time.Hour)) }
+	for name, reason := range map[string]struct {
+		option          rlock.Option
+		replies         int // To lose.
+		whileItIsQueued func()
+	}{
+		"no time is left":                {option: rlock.WithNote(""), whileItIsQueued: sleeps},
+		"no time of the limit is left":   {option: rlock.WithFixedLease(time.Minute), whileItIsQueued: sleeps},
+		"the session has no connection":  {option: rlock.WithSession(time.Minute), whileItIsQueued: func() {}},
+		"a copy of the request was lost": {option: rlock.WithNote(""), replies: 1, whileItIsQueued: func() {}},
+	} {
 		holder := must(b.Lock(ctx, "k"))(t)
-		waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k", options...) })
+		proxy.LoseReplies(reason.replies)
+		waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k", reason.option) })
+		testserver.Eventually(t, func() bool { return !proxy.LosesReplies() })
+		time.Sleep(100 * time.Millisecond)
 		b.waiting("k", 1)
-		passed.Add(int64(time.Hour))
+		reason.whileItIsQueued()
 		_ = holder.Release(ctx)
 		hold := must(waiting(t))(t)
 		held(t, hold)
-		if left := b.do("RLOCK.PTTL", "k").(int64); left < 10_000 {
-			t.Fatal("it is not claimed:", left)
+		if left := b.do("RLOCK.PTTL", "k").(int64); left < 10_000 { // It is claimed, though the clock stands still.
+			t.Fatal(name, left)
 		}
 		if err := hold.Release(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+func TestLostHoldIsNoNewHold(t *testing.T) {
+	b := newBench(t)
+	b.do("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-rlock.release")
+	var passed atomic.Int64
+	c := newClient(t, &redis.UniversalOptions{Addrs: []string{b.Addr}, Username: "app", Password: "secret"},
+		rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	alice := rlock.WithOwner("alice")
+	must(c.Lock(ctx, "k", alice))(t)
+	passed.Add(int64(time.Hour))
+	_, err := c.Lock(ctx, "k", alice, rlock.WithTimeout(300*time.Millisecond))
+	wants(t, err, rlock.ErrTimeout)
 }
 
 func TestLostRepliesLeaveOneHold(t *testing.T) {
@@ -960,6 +988,9 @@ func TestCancelLeavesNothing(t *testing.T) {
 				if key != "taken" {
 					b.free(key)
 				}
+			}
+			if info := fmt.Sprint(b.do("INFO", "rlock")); !strings.Contains(info, "rlock_unclaimed:0\r\n") {
+				t.Error("a claim has expired: ", info)
 			}
 		})
 	}
