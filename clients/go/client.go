@@ -5,10 +5,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"fmt"
 	"log/slog"
 	"math"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,8 +15,10 @@ import (
 )
 
 const (
-	// claimTime is how long a grant stays that its waiter has not confirmed.
+	// claimTime is how long a hold lasts that was never renewed.
 	claimTime = 2 * time.Second
+	// claimAfter is after which time a hold is renewed for the first time. Most are released before.
+	claimAfter = 50 * time.Millisecond
 	// patience is how long a wait goes on for the server's own answer that its time has passed.
 	patience = 250 * time.Millisecond
 	// repeatAfter is the time after which a waiter sends its request again, since a message may have been lost.
@@ -42,8 +42,6 @@ type Client struct {
 	settles chan struct{} // Limits the settlements at a time.
 	owners  atomic.Uint64
 
-	maxLease atomic.Int64 // In milliseconds; 0 until the server was asked.
-
 	open      context.Context // Ends with ErrClosed when Close begins.
 	close     context.CancelCauseFunc
 	life      context.Context // Of releases and settlements, which Close waits for.
@@ -52,8 +50,14 @@ type Client struct {
 
 	mu     sync.Mutex
 	closed bool
-	slots  map[string]*slot // Of named owners, by place.
-	due    []*grant         // Renewals to be sent together.
+	slots  map[string]*grant // Of named owners, by place.
+	lost   map[string]*grant // By place, until the server has heard of it.
+	holds  map[*grant]struct{}
+	// timer sweeps the holds at this time, if it is set.
+	timer   *time.Timer
+	sweepAt time.Duration
+	// stale are the connections that the pool had closed at the last sweep.
+	stale uint32
 }
 
 // New returns a client on rdb, which may be a [redis.Client], also one that Sentinels fail over, or a
@@ -61,21 +65,25 @@ type Client struct {
 // application's own: [Client.Close] does not close it. New panics if rdb is a [redis.Ring], whose
 // servers do not share their waiters.
 func New(rdb redis.UniversalClient, options ...ClientOption) *Client {
-	if _, isRing := rdb.(*redis.Ring); isRing {
-		panic("rlock: a redis.Ring is not supported")
-	}
 	var id [16]byte
 	_, _ = rand.Read(id[:])
 	c := &Client{
 		rdb: rdb, id: hex.EncodeToString(id[:]), log: slog.Default(), now: systemClock(),
-		timeout: 5 * time.Second, slots: map[string]*slot{},
+		timeout: 5 * time.Second, slots: map[string]*grant{}, lost: map[string]*grant{},
+		holds: map[*grant]struct{}{}, sweepAt: math.MaxInt64,
 		settles: make(chan struct{}, maxSettlements),
 	}
-	if o, ok := rdb.(interface{ Options() *redis.Options }); ok && o.Options().ReadTimeout > 0 {
-		c.timeout = o.Options().ReadTimeout
+	var timeout time.Duration
+	switch rdb := rdb.(type) {
+	case *redis.Ring:
+		panic("rlock: a redis.Ring is not supported")
+	case interface{ Options() *redis.Options }:
+		timeout = rdb.Options().ReadTimeout
+	case interface{ Options() *redis.ClusterOptions }:
+		timeout = rdb.Options().ReadTimeout
 	}
-	if o, ok := rdb.(interface{ Options() *redis.ClusterOptions }); ok && o.Options().ReadTimeout > 0 {
-		c.timeout = o.Options().ReadTimeout
+	if timeout > 0 {
+		c.timeout = timeout
 	}
 	c.open, c.close = context.WithCancelCause(context.Background())
 	c.life, c.terminate = context.WithCancel(context.Background())
@@ -83,6 +91,8 @@ func New(rdb redis.UniversalClient, options ...ClientOption) *Client {
 		option(c)
 	}
 	c.feed = newFeed(c)
+	c.timer = time.AfterFunc(time.Hour, c.sweep)
+	c.timer.Stop()
 	return c
 }
 
@@ -92,6 +102,10 @@ func New(rdb redis.UniversalClient, options ...ClientOption) *Client {
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
+	for g := range c.holds {
+		g.end(ErrClosed, 0)
+	}
+	c.timer.Stop()
 	c.mu.Unlock()
 	c.close(ErrClosed)
 	limit := time.AfterFunc(closeTime, c.terminate)
@@ -170,51 +184,29 @@ func (c *Client) InitSemaphore(ctx context.Context, key string, permits int64, i
 	return integer(replies[0].value) == 1, nil
 }
 
-// longestLease is the longest lease that the server allows, as far as the client knows.
-func (c *Client) longestLease() time.Duration {
-	if longest := c.maxLease.Load(); longest > 0 {
-		return time.Duration(longest) * time.Millisecond
+// settle cancels what the request may have been granted or may still wait for. It goes on in the
+// background until the server has answered, or the lease has passed: a request may wait for longer than
+// its claim.
+func (g *grant) settle() {
+	c := g.c
+	if !g.open && len(g.lost) == 0 {
+		return
 	}
-	return math.MaxInt64
-}
-
-// capLease applies the longest lease that the server allows, if it tells one. It asks once, or again.
-func (c *Client) capLease(ctx context.Context, r *request, again bool) {
-	if again || c.maxLease.Load() == 0 {
-		replies, _ := c.send(ctx, c.timeout, []any{"INFO", "rlock"})
-		longest := int64(math.MaxInt64 / time.Millisecond)
-		_, rest, _ := strings.Cut(fmt.Sprint(replies[0].value), "rlock_max_lease_ms:")
-		if _, _ = fmt.Sscan(rest, &longest); replies[0].err == nil || code(replies[0].err) != "" {
-			c.maxLease.Store(longest)
-		}
-	}
-	r.lease = min(r.lease, c.longestLease())
-}
-
-// settle takes back what a request may have been granted or may still wait for. It goes on in the
-// background until the server has answered, or the lease has passed. lost are the commands of the
-// request without a reply, each closed when go-redis has finished it.
-func (c *Client) settle(r *request, id int64, lost []<-chan struct{}) {
-	cancel := []any{strings.TrimSuffix(r.family, "M") + "CANCEL", r.keys[0], r.owner, "REQ", id}
-	settlement := append([][]any{cancel}, r.releases(id+1, nil)...)
 	select {
 	case c.settles <- struct{}{}:
 	default:
-		return // The lease, or the claim, ends what is left.
+		return // The claim ends what is left, each in its turn.
 	}
 	c.work.Go(func() { // An acquisition is counted already, so the counter is not 0.
-		ctx, cancel := context.WithTimeout(c.life, r.lease)
+		ctx, cancel := context.WithTimeout(c.life, g.lease)
 		defer cancel()
-		c.persist(ctx, c.timeout, settlement...)
-		for _, done := range lost {
+		for _, done := range g.lost { // The request must not arrive after this.
 			select {
 			case <-done:
 			case <-ctx.Done():
 			}
 		}
-		if len(lost) > 0 { // The settlement may have overtaken the request.
-			c.persist(ctx, c.timeout, settlement...)
-		}
+		c.persist(ctx, g.command("CANCEL", "REQ", g.id))
 		<-c.settles
 	})
 }
@@ -232,46 +224,48 @@ func (c *Client) send(ctx context.Context, limit time.Duration, all ...[]any) ([
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errSilent)
 	defer cancel() // Not before the select: an answer must not look like one that is late.
 	pipe := c.rdb.Pipeline()
-	commands, replies, done := make([]command, len(all)), make([]reply, len(all)), make(chan struct{})
+	commands, replies := make([]command, len(all)), make([]reply, len(all))
+	sent := c.now()
 	for i, args := range all {
-		commands[i] = newCommand(ctx, args)
+		commands[i], replies[i].sent = newCommand(ctx, args), sent
 		_ = pipe.Process(ctx, commands[i])
-		replies[i] = reply{sent: c.now()}
 	}
-	go func() {
-		_, _ = pipe.Exec(ctx)
-		close(done)
-	}()
-	select {
-	case <-done:
-		for i := range replies {
+	done, err := within(ctx, func() { _, _ = pipe.Exec(ctx) })
+	for i := range replies {
+		if replies[i].err = err; err == nil { // Otherwise the commands belong to go-redis still.
 			replies[i].value, replies[i].err = commands[i].Result()
-		}
-	case <-ctx.Done(): // The commands belong to go-redis still.
-		for i := range replies {
-			replies[i].err = context.Cause(ctx)
 		}
 	}
 	return replies, done
 }
 
-// persist sends commands until the server has answered all of them for good, or ctx ends. It returns
-// the last reply, and whether one was lost before.
-func (c *Client) persist(ctx context.Context, limit time.Duration, all ...[]any) (last reply, lost bool) {
+// within calls f, and goes on without it when ctx ends. The channel is closed when f has returned.
+func within(ctx context.Context, f func()) (<-chan struct{}, error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+		return done, nil
+	case <-ctx.Done():
+		return done, context.Cause(ctx)
+	}
+}
+
+// persist sends a command until the server has answered it for good, or ctx ends. It returns the last
+// answer, and whether one was lost before.
+func (c *Client) persist(ctx context.Context, args []any) (last reply, lost bool) {
 	last.err = ErrUnavailable
 	var pause backoff
-	for again := true; again && ctx.Err() == nil; {
-		replies, _ := c.send(ctx, limit, all...)
-		again = false
-		for _, last = range replies {
-			if last.err != nil && classify("", last.err).retryable() {
-				again = true
-				lost = lost || code(last.err) == ""
-			}
+	for ctx.Err() == nil {
+		replies, _ := c.send(ctx, c.timeout, args)
+		if last = replies[0]; last.err == nil || !classify("", last.err).retryable() {
+			break
 		}
-		if again {
-			pause.sleep(ctx)
-		}
+		lost = lost || code(last.err) == ""
+		pause.sleep(ctx)
 	}
 	return last, lost
 }

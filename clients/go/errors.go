@@ -127,12 +127,10 @@ func outage(key string, cause error) error {
 // ended wraps the end of a context. last is what the server could not do until then, if anything.
 func ended(ctx context.Context, key string, last error) *Error {
 	cause := context.Cause(ctx)
-	for _, reason := range []error{ErrClosed, ErrTimeout, ErrUnavailable} {
-		if cause == reason {
-			return &Error{Reason: reason, Key: key, Code: code(last), Err: outage(key, last)}
-		}
-	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	switch {
+	case cause == ErrClosed || cause == ErrTimeout || cause == ErrUnavailable:
+		return &Error{Reason: cause, Key: key, Code: code(last), Err: outage(key, last)}
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return &Error{Reason: ErrTimeout, Key: key, Code: code(last), Err: errors.Join(cause, outage(key, last))}
 	}
 	return &Error{Reason: context.Canceled, Key: key, Err: cause}

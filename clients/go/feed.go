@@ -105,15 +105,8 @@ func (f *feed) node(ctx context.Context, key string) (redis.UniversalClient, str
 	}
 	var node *redis.Client
 	var err error
-	done := make(chan struct{})
-	go func() { // go-redis may wait for a node longer than ctx.
-		defer close(done)
-		node, err = f.cluster.MasterForKey(ctx, key)
-	}()
-	select {
-	case <-done:
-	case <-ctx.Done():
-		return nil, "", ctx.Err()
+	if _, ended := within(ctx, func() { node, err = f.cluster.MasterForKey(ctx, key) }); ended != nil {
+		return nil, "", ended
 	}
 	if err != nil {
 		return nil, "", err

@@ -1,12 +1,10 @@
 package rlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -17,18 +15,9 @@ var (
 
 // Hold is a lock that is held. It is safe for concurrent use.
 type Hold struct {
-	grant    *grant
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	unlink   func() bool
-	released atomic.Bool
-}
-
-func newHold(ctx context.Context, g *grant) *Hold {
-	h := &Hold{grant: g}
-	h.ctx, h.cancel = context.WithCancelCause(ctx)
-	h.unlink = context.AfterFunc(g.ctx, func() { h.cancel(context.Cause(g.ctx)) })
-	return h
+	grant  *grant
+	ctx    context.Context
+	cancel context.CancelCauseFunc
 }
 
 // Context is for the work under the lock. It ends when the hold is lost, with [ErrLost] as its
@@ -49,14 +38,25 @@ func (h *Hold) Held() bool { return h.Remaining() > 0 }
 
 // Remaining is the time until the hold is lost unless it is renewed, and 0 if it is not held.
 func (h *Hold) Remaining() time.Duration {
-	if h.released.Load() {
-		return 0
-	}
-	return h.grant.remaining()
+	left, _ := h.belief()
+	return left
 }
 
 // lost is whether the hold has ended before it was released.
-func (h *Hold) lost() bool { return !h.released.Load() && h.grant.remaining() == 0 }
+func (h *Hold) lost() bool {
+	left, released := h.belief()
+	return left == 0 && !released
+}
+
+func (h *Hold) belief() (left time.Duration, released bool) {
+	g := h.grant
+	g.c.mu.Lock()
+	defer g.c.mu.Unlock()
+	if released = !g.holds[h]; !released && g.ended() == nil {
+		left = max(1, g.deadline-g.c.now())
+	}
+	return left, released
+}
 
 // Release gives the lock back. The hold ends at once, whatever the server answers: while the server
 // does not, Release repeats the command until the lease would have ended. If ctx ends before that,
@@ -70,7 +70,7 @@ func (h *Hold) Release(ctx context.Context) error { return h.release(ctx, -1) }
 // days, so that a job runs at most once in that time. With 0 it is [Hold.Release]. It is for mutexes and
 // fair locks, and for an owner's only hold.
 func (h *Hold) ReleaseAndKeep(ctx context.Context, d time.Duration) error {
-	if k := h.grant.r.kind; k != mutex && k != fair {
+	if k := h.grant.kind; k != mutex && k != fair {
 		return errShared
 	}
 	if err := checked("the time to keep the lock", d, 0); err != nil {
@@ -89,7 +89,7 @@ func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.grant.c.timeout)
 		defer cancel()
 		if released := h.Release(ctx); err == nil && (lost || errors.Is(released, ErrLost)) {
-			err = &Error{Reason: ErrLost, Key: h.grant.r.keys[0]}
+			err = &Error{Reason: ErrLost, Key: h.grant.keys[0]}
 		}
 	}()
 	if h.lost() {
@@ -99,229 +99,274 @@ func (h *Hold) Run(work func(ctx context.Context, hold *Hold) error) (err error)
 }
 
 func (h *Hold) release(ctx context.Context, keep time.Duration) error {
-	g := h.grant
-	key := g.r.keys[0]
-	cause := g.cause() // Before others can release the last hold.
-	last, err := g.c.leave(h, keep >= 0)
-	if err == errReleased {
-		return nil
-	}
-	if err != nil {
+	result, err := h.leave(keep)
+	if result == nil {
 		return err
 	}
-	defer h.cancel(nil)
-	h.unlink()
-	if !last {
-		h.cancel(cause)
-		if cause != nil {
-			return &Error{Reason: cause, Key: key}
-		}
-		return nil
-	}
-	cause = g.end(errReleased, keep)
-	result := make(chan error, 1)
-	go func() {
-		err := <-g.result
-		g.c.vacate(g.r)
-		result <- err
-	}()
-	if cause != errReleased {
-		h.cancel(cause)
-		return &Error{Reason: cause, Key: key}
-	}
-	h.cancel(nil)
 	select {
 	case err := <-result:
 		return err
 	case <-ctx.Done():
-		return ended(ctx, key, nil)
+		return ended(ctx, h.grant.keys[0], nil)
 	}
 }
 
-// grant is a hold on the server.
-type grant struct {
-	c       *Client
-	r       *request
-	tokens  []int64
-	ctx     context.Context // Ends with the belief.
-	lose    context.CancelCauseFunc
-	unwatch func() bool // Ends the watch of the client's end.
-	result  chan error  // Of the release.
-	count   int         // Of re-entries, under c.mu.
-
-	mu       sync.Mutex
-	over     error         // Why the belief has ended.
-	sent     time.Duration // The request whose answer counts, on the client's clock, as the next two.
-	deadline time.Duration
-	renewAt  time.Duration
-	closed   uint32 // The connections that the pool had closed at the last renewal.
-	pause    backoff
-	timer    *time.Timer
+// leave takes the hold off its grant, and releases that with the last one. It returns where the result will
+// arrive then.
+func (h *Hold) leave(keep time.Duration) (<-chan error, error) {
+	g := h.grant
+	g.c.mu.Lock()
+	defer g.c.mu.Unlock()
+	cause := g.ended()
+	switch {
+	case !g.holds[h]:
+		return nil, nil
+	case keep >= 0 && len(g.holds) > 1:
+		return nil, errShared
+	}
+	delete(g.holds, h)
+	h.cancel(cause)
+	switch {
+	case cause != nil:
+		return nil, &Error{Reason: cause, Key: g.keys[0]}
+	case len(g.holds) > 0:
+		return nil, nil
+	}
+	return g.end(errReleased, keep), nil
 }
 
-// newGrant makes a grant of the answer to a command. left is the server's own count of milliseconds,
-// negative if it gave none.
-func newGrant(c *Client, r *request, tokens []int64, answer reply, left int64) *grant {
-	g := &grant{c: c, r: r, tokens: tokens, count: 1, result: make(chan error, 1)}
-	g.ctx, g.lose = context.WithCancelCause(context.Background())
-	if r.session >= 0 {
-		g.closed = c.closedConnections()
+// believe takes the answer to what was sent then, which says that so many milliseconds are left. It reports
+// whether they have not passed, but for the time that is needed.
+func (g *grant) believe(tokens []int64, sent, began time.Duration, left int64, needed time.Duration) bool {
+	g.tokens, g.limit = tokens, math.MaxInt64
+	if g.fixed {
+		g.limit = began + g.lease
 	}
-	g.follow(answer, left)
-	return g
+	g.follow(sent, left)
+	now := g.c.now()
+	g.third = g.claim() / 3
+	g.renewAt = sharing(now, min(claimAfter, g.third))
+	return now+needed < g.deadline
+}
+
+// sharing is the end of a period. It is rounded, so that the holds that are due in it share a sweep.
+func sharing(from, period time.Duration) time.Duration {
+	return (from + period + period/16).Truncate(period / 16)
 }
 
 // follow sets the deadline, also to an earlier one: the server may have less time left for the hold than
 // before. It allows for a clock that is slower than the server's.
-func (g *grant) follow(answer reply, left int64) {
-	valid := min(g.r.effective(), g.c.longestLease())
-	if left >= 0 {
-		valid = min(valid, time.Duration(left)*time.Millisecond)
+func (g *grant) follow(sent time.Duration, left int64) {
+	valid := time.Duration(left) * time.Millisecond
+	if g.session >= 0 { // The server may see the connection close long before the client does.
+		valid = min(valid, g.session)
 	}
-	g.sent = answer.sent
-	g.renewAt = answer.sent + valid/3
-	g.deadline = answer.sent + valid - valid/100 - 2*time.Millisecond
-}
-
-// begin begins to watch and renew the grant. The caller is counted in c.work.
-func (g *grant) begin() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.c.work.Add(1) // Until it is released on the server.
-	g.timer = time.AfterFunc(time.Hour, g.tick)
-	g.unwatch = context.AfterFunc(g.c.open, func() { g.end(ErrClosed, 0) })
-	g.arm(g.c.now())
-}
-
-// remaining is 0 when the belief has ended.
-func (g *grant) remaining() time.Duration {
-	now := g.c.now()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.over != nil {
-		return 0
+	margin := valid/100 + 2*time.Millisecond
+	g.sent, g.deadline, g.third = sent, sent+valid-margin, valid/3
+	g.renewAt = sharing(sent, g.third)
+	if sent+valid >= g.limit-margin { // Nothing is left to ask for.
+		g.deadline, g.renewAt = min(g.deadline, g.limit-margin), math.MaxInt64
 	}
-	return max(0, g.deadline-now)
 }
 
-// cause is why the belief has ended, and nil while it lasts.
-func (g *grant) cause() error {
-	if g.remaining() > 0 {
+// begin begins to watch and renew the grant.
+func (g *grant) begin(h *Hold) {
+	g.pass()
+	g.c.holds[g] = struct{}{}
+	g.enter(h)
+	if g.c.closed {
+		g.end(ErrClosed, 0)
+	} else {
+		g.c.arm(g, g.c.now())
+	}
+}
+
+func (g *grant) enter(h *Hold) {
+	h.grant = g
+	g.holds[h] = true
+}
+
+// ended is why the belief has ended, and nil while it lasts. The clock ends it.
+func (g *grant) ended() error {
+	if g.over == nil && g.c.now() >= g.deadline {
+		g.end(ErrLost, 0)
+	}
+	return g.over
+}
+
+// end ends the belief, and releases the hold on the server in the background. It returns where the result
+// will arrive.
+func (g *grant) end(cause error, keep time.Duration) <-chan error {
+	g.over = cause
+	delete(g.c.holds, g)
+	for h := range g.holds {
+		h.cancel(cause)
+	}
+	if cause != errReleased { // The server may hold it still, but the owner has lost it.
+		g.vacate()
+		for _, place := range g.places {
+			g.c.lost[place] = g
+		}
+	} else if g.places != nil { // A request of the owner must not overtake the RELEASE.
+		g.busy = make(chan struct{})
+	}
+	args := g.release()
+	if keep > 0 {
+		args = append(args, "KEEP", max(1, keep.Milliseconds()))
+	}
+	result := make(chan error, 1)
+	g.c.work.Go(func() {
+		if cause == ErrLost { // The work stops meanwhile.
+			time.Sleep(min(g.lease/100, time.Second))
+		}
+		err := g.surrender(args)
+		g.c.mu.Lock()
+		defer g.c.mu.Unlock()
+		if cause == errReleased {
+			g.vacate()
+		}
+		for _, place := range g.places {
+			if g.c.lost[place] == g {
+				delete(g.c.lost, place)
+			}
+		}
+		result <- err
+	})
+	return result
+}
+
+// renew asks for the whole lease, or for what is left of a fixed one. The server shortens it if it allows less.
+func (g *grant) renew() []any {
+	lease := min(g.lease, g.limit-g.c.now())
+	return g.about(g.command("RENEW", "PX", max(1, lease.Milliseconds()), "TIMED"))
+}
+
+// release gives the hold back. Only permits need a number, and what clients may share: anything else is held
+// once, so its token is gone when the command is repeated.
+func (g *grant) release() []any {
+	args := g.command("RELEASE")
+	if g.kind == semaphore || g.places != nil {
+		args = append(args, "REQ", nextID())
+	}
+	if g.kind == many {
+		args = append(args, "EACH")
+	}
+	return g.about(args)
+}
+
+// about adds the tokens.
+func (g *grant) about(args []any) []any {
+	word := "TOKEN"
+	if g.kind == many {
+		word = "TOKENS"
+	}
+	args = append(args, word)
+	for _, token := range g.tokens {
+		args = append(args, token)
+	}
+	return args
+}
+
+// surrender releases the hold on the server, until it has answered or the lease has passed.
+func (g *grant) surrender(args []any) error {
+	c, key := g.c, g.keys[0]
+	ctx, cancel := context.WithTimeout(c.life, g.lease)
+	defer cancel()
+	answer, repeated := c.persist(ctx, args)
+	word := code(answer.err)
+	if each, _ := answer.value.([]any); slices.Contains(each, nil) {
+		word = "NOTOWNER"
+	}
+	if word == "WRONGTYPE" && g.kind == many { // It has released none of the others.
+		for i, key := range g.keys {
+			c.persist(ctx, []any{"RLOCK.RELEASE", key, g.owner, "TOKEN", g.tokens[i]})
+		}
+	}
+	switch {
+	case word == "NOTOWNER" && repeated: // An earlier attempt released it.
+		return nil
+	case word == "NOTOWNER" || word == "WRONGTYPE" || word == "NOSEMAPHORE": // Or the key was overwritten or deleted.
+		return &Error{Reason: ErrLost, Key: key, Code: word, Err: answer.err}
+	case answer.err == nil || word == "STALE": // Then a newer request of this owner has the hold.
 		return nil
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return cmp.Or(g.over, ErrLost)
+	c.log.Warn("rlock: the lock was not released", "key", key, "error", answer.err)
+	return classify(key, answer.err)
 }
 
 // arm sets the timer for the next renewal or deadline. It wakes once a second at least, because timers of Go
 // stand still during suspend.
-func (g *grant) arm(now time.Duration) {
-	next := min(g.deadline, now+time.Second)
-	if !g.r.fixed {
-		next = min(next, g.renewAt)
+func (c *Client) arm(g *grant, now time.Duration) {
+	if at := min(g.deadline, g.renewAt, now+time.Second); at < c.sweepAt {
+		c.sweepAt = at
+		c.timer.Reset(at - now)
 	}
-	g.timer.Reset(max(0, next-now))
 }
 
-// tick ends the belief or asks for a renewal when it is time. It does no I/O.
-func (g *grant) tick() {
-	now := g.c.now()
-	closed := uint32(0)
-	if g.r.session >= 0 {
-		closed = g.c.closedConnections()
-	}
-	g.mu.Lock()
-	lost := now >= g.deadline
-	// A connection that was closed may have been the last one of the session.
-	due := !g.r.fixed && (now >= g.renewAt || closed != g.closed)
-	if g.over == nil && !lost {
-		if due {
-			g.closed = closed
-			g.renewAt = now + min(g.r.effective()/3, g.c.timeout) // How long this attempt may take.
-			g.c.renew(g)
+// sweep ends the beliefs and renews the holds for which it is time. It does no I/O.
+func (c *Client) sweep() {
+	stale := c.closedConnections()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	var due []*grant
+	var limit time.Duration
+	c.sweepAt = math.MaxInt64
+	for g := range c.holds {
+		if g.ended() != nil {
+			continue
 		}
-		g.arm(now)
+		// A connection that was closed may have been the last one of the session.
+		if now >= g.renewAt || g.session >= 0 && stale != c.stale {
+			g.renewAt, limit = now+min(g.third, c.timeout), max(limit, g.deadline-now)
+			due = append(due, g)
+		}
+		c.arm(g, now)
 	}
-	g.mu.Unlock()
-	if lost {
-		g.end(ErrLost, 0)
+	if c.stale = stale; due != nil {
+		go c.renew(due, limit)
+	}
+}
+
+// renew sends a pipeline to each server: one that stalls must not delay the answers of another.
+func (c *Client) renew(due []*grant, limit time.Duration) {
+	groups := map[string][]*grant{}
+	for _, g := range due {
+		_, address, _ := c.feed.node(c.open, g.keys[0])
+		groups[address] = append(groups[address], g)
+	}
+	for _, group := range groups {
+		go func() {
+			commands := make([][]any, len(group))
+			for i, g := range group {
+				commands[i] = g.renew()
+			}
+			replies, _ := c.send(c.open, min(limit, c.timeout), commands...)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			for i, g := range group {
+				g.renewed(replies[i])
+			}
+		}()
 	}
 }
 
 // renewed takes the answer to a RENEW.
 func (g *grant) renewed(answer reply) {
-	if code(answer.err) == "NOTOWNER" {
+	now := g.c.now()
+	switch {
+	case g.ended() != nil || answer.sent < g.sent:
+		return // Too late to change anything.
+	case code(answer.err) == "NOTOWNER":
 		g.end(ErrLost, 0)
 		return
-	}
-	now := g.c.now()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	switch {
-	case g.over != nil || now >= g.deadline || answer.sent < g.sent:
-		return // Too late to change anything.
 	case answer.err != nil:
 		g.renewAt = now + g.pause.next()
 	default:
-		g.follow(answer, integer(answer.value))
+		g.follow(answer.sent, integer(answer.value))
 		g.pause = backoff{}
 	}
-	g.arm(now)
-}
-
-// end ends the belief, releases the hold on the server in the background, and returns why the belief
-// has ended: a release that comes after the deadline finds the hold lost.
-func (g *grant) end(cause error, keep time.Duration) error {
-	now := g.c.now()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.over == nil {
-		left := g.deadline - now
-		if left <= 0 {
-			cause = ErrLost
-		}
-		g.over = cause
-		g.timer.Stop()
-		g.unwatch()
-		id := nextID() // Lower than those of what the owner acquires afterwards.
-		g.lose(cause)
-		go func() {
-			defer g.c.work.Done()
-			g.result <- g.surrender(id, left, keep)
-		}()
-	}
-	return g.over
-}
-
-// surrender releases the hold on the server, until it has answered or the lease has passed.
-func (g *grant) surrender(id int64, left, keep time.Duration) error {
-	key := g.r.keys[0]
-	args := g.r.about(g.tokens, g.r.command("RELEASE", "REQ", id))
-	if left <= 0 { // With a session, or after a jump of the clock, the server may hold it still.
-		time.Sleep(min(g.r.effective()/100, time.Second)) // The work stops meanwhile.
-	} else if keep > 0 {
-		args = append(args, "KEEP", max(1, keep.Milliseconds()))
-	}
-	if left <= 0 || g.r.session >= 0 { // A session with an open connection outlasts the belief.
-		left = g.r.lease
-	}
-	ctx, cancel := context.WithTimeout(g.c.life, left)
-	defer cancel()
-	answer, repeated := g.c.persist(ctx, g.c.timeout, args)
-	if answer.err != nil && g.r.kind == many {
-		g.c.persist(ctx, g.c.timeout, g.r.releases(id, g.tokens)...)
-	}
-	switch word := code(answer.err); {
-	case answer.err == nil || word == "STALE": // Then a newer request of this owner has the hold.
-		return nil
-	case word == "NOTOWNER" && repeated: // An earlier attempt released it.
-		return nil
-	case word == "NOTOWNER" || word == "WRONGTYPE" || word == "NOSEMAPHORE": // Or the key was overwritten or deleted.
-		return &Error{Reason: ErrLost, Key: key, Code: word, Err: answer.err}
-	}
-	g.c.log.Warn("rlock: the lock was not released", "key", key, "error", answer.err)
-	return classify(key, answer.err)
+	g.c.arm(g, now)
 }
 
 // closedConnections counts the connections that the pool has found closed, or has closed itself. go-redis
@@ -332,41 +377,4 @@ func (c *Client) closedConnections() uint32 {
 		return stats.StaleConns + pipelines.StaleConns
 	}
 	return stats.StaleConns
-}
-
-// renew sends a renewal, together with those that are due in the same millisecond.
-func (c *Client) renew(g *grant) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.due = append(c.due, g)
-	if len(c.due) == 1 {
-		time.AfterFunc(time.Millisecond, c.flush)
-	}
-}
-
-// flush sends a pipeline to each server: one that stalls must not delay the answers of another.
-func (c *Client) flush() {
-	c.mu.Lock()
-	due := c.due
-	c.due = nil
-	c.mu.Unlock()
-	groups := map[string][]*grant{}
-	for _, g := range due {
-		_, address, _ := c.feed.node(c.open, g.r.keys[0])
-		groups[address] = append(groups[address], g)
-	}
-	for _, group := range groups {
-		go func() {
-			var limit time.Duration
-			commands := make([][]any, len(group))
-			for i, g := range group {
-				limit = max(limit, g.r.effective()/3)
-				commands[i] = g.r.renew(g.tokens)
-			}
-			replies, _ := c.send(c.open, limit, commands...)
-			for i, g := range group {
-				g.renewed(replies[i])
-			}
-		}()
-	}
 }

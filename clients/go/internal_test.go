@@ -3,6 +3,7 @@ package rlock
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -27,18 +28,24 @@ func TestSlots(t *testing.T) {
 }
 
 func TestTokensAreWholeNumbersAboveZero(t *testing.T) {
-	one, two := &request{keys: []string{"a"}}, &request{kind: many, keys: []string{"a", "b"}}
-	for _, reply := range []any{int64(0), "0", int64(-1), "WAITING", nil, "", "1.5", []any{"1", "2"}} {
-		if one.tokens(reply) != nil {
-			t.Errorf("%v is taken for a token", reply)
+	one, two := &grant{keys: []string{"a"}}, &grant{kind: many, keys: []string{"a", "b"}}
+	for _, token := range []any{int64(0), "0", int64(-1), "WAITING", nil, "", "1.5"} {
+		if tokens, _ := one.granted([]any{token, int64(5)}); tokens != nil {
+			t.Errorf("%v is taken for a token", token)
 		}
 	}
-	for _, reply := range []any{int64(7), "7"} {
-		if tokens := one.tokens(reply); len(tokens) != 1 || tokens[0] != 7 {
-			t.Error(reply)
+	for _, answer := range []any{"WAITING", nil, int64(7), []any{}, []any{"7"}, []any{"7", "5", "5"}, []any{"7", "-1"}, []any{"7", "x"}} {
+		if tokens, _ := one.granted(answer); tokens != nil {
+			t.Errorf("%v is taken for a grant", answer)
 		}
 	}
-	if two.tokens([]any{int64(1)}) != nil || two.tokens([]any{"1", "0"}) != nil || two.tokens([]any{"1", int64(2)}) == nil {
+	for _, token := range []any{int64(7), "7"} {
+		if tokens, left := one.granted([]any{token, "0"}); len(tokens) != 1 || tokens[0] != 7 || left != 0 {
+			t.Error(token)
+		}
+	}
+	tokens, left := two.granted([]any{"1", int64(2), "5"})
+	if none, _ := two.granted([]any{"1", "0", "5"}); none != nil || !slices.Equal(tokens, []int64{1, 2}) || left != 5 {
 		t.Error("tokens of many keys")
 	}
 }
@@ -54,14 +61,12 @@ func TestCombinedClockFollowsTheFasterClock(t *testing.T) {
 
 func TestAnswerToAnEarlierRenewalIsIgnored(t *testing.T) {
 	c := New(redis.NewClient(&redis.Options{}), WithClock(func() time.Duration { return 0 }))
-	r, _ := c.newRequest(mutex, []string{"k"}, 0, nil)
-	g := newGrant(c, r, []int64{1}, reply{}, -1)
-	g.begin()
-	defer g.timer.Stop()
+	g, _ := c.newGrant(mutex, []string{"k"}, 0, nil)
+	g.believe([]int64{1}, 0, 0, 2000, 0)
 	g.renewed(reply{value: int64(20_000), sent: 2 * time.Second})
 	g.renewed(reply{value: int64(30_000), sent: time.Second})
-	if left := g.remaining(); left != 22*time.Second-202*time.Millisecond {
-		t.Error(left)
+	if g.deadline != 22*time.Second-202*time.Millisecond {
+		t.Error(g.deadline)
 	}
 }
 

@@ -12,21 +12,23 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// kind is a kind of lock: the family of its commands, and the mode that follows the owner.
-type kind struct{ family, mode, token string }
+// kind is a kind of lock: the family of its commands, what precedes their verb, and the mode that follows
+// the owner.
+type kind struct{ family, many, mode string }
 
 var (
-	mutex     = kind{"RLOCK.", "", "TOKEN"}
-	fair      = kind{"RFAIRLOCK.", "", "TOKEN"}
-	read      = kind{"RRWLOCK.", "READ", "TOKEN"}
-	write     = kind{"RRWLOCK.", "WRITE", "TOKEN"}
-	semaphore = kind{"RSEMAPHORE.", "", "TOKEN"}
-	many      = kind{"RLOCK.M", "", "TOKENS"}
+	mutex     = kind{"RLOCK.", "", ""}
+	fair      = kind{"RFAIRLOCK.", "", ""}
+	read      = kind{"RRWLOCK.", "", "READ"}
+	write     = kind{"RRWLOCK.", "", "WRITE"}
+	semaphore = kind{"RSEMAPHORE.", "", ""}
+	many      = kind{"RLOCK.", "M", ""}
 )
 
-// request is what one acquisition asks for.
-type request struct {
+// grant is what one acquisition asks for, how far it has come, and what it holds on the server.
+type grant struct {
 	kind
+	c       *Client
 	keys    []string
 	permits int64
 	lease   time.Duration
@@ -37,8 +39,34 @@ type request struct {
 	owner   string
 	note    string
 	places  []string // What a named owner holds once: a key, or one mode of it.
-	slot    *slot    // Of a named owner, from its acquisition until its release.
 	misuse  error    // Of an option.
+
+	until time.Time // Zero: no limit but that of the context.
+	// open is whether the request may be waiting or granted on the server, under this id, which was sent first
+	// at this time on the client's clock.
+	open  bool
+	id    int64
+	first time.Duration
+	// before are the commands that release what the owner has lost, with these tokens.
+	before [][]any
+	spent  []int64
+	// lost are the commands without a reply. They may still arrive, whatever the server answers to later ones.
+	lost []<-chan struct{}
+	// last is why the server did not serve the request, nil if it did at last.
+	last error
+
+	// c.mu guards the following, except while the request is on its way.
+
+	busy     chan struct{} // Closed when the acquisition or the release of a named owner has ended.
+	tokens   []int64
+	holds    map[*Hold]bool // Of the re-entries.
+	over     error          // Why the belief has ended.
+	sent     time.Duration  // The request whose answer counts, on the client's clock, as the next ones.
+	deadline time.Duration
+	renewAt  time.Duration
+	third    time.Duration // The time between renewals.
+	limit    time.Duration // The end of a fixed lease.
+	pause    backoff
 }
 
 // lastID numbers requests (REQ). It begins at the wall clock, so that a restarted process that names
@@ -47,9 +75,7 @@ var lastID atomic.Int64
 
 func init() { lastID.Store(time.Now().UnixMicro()) }
 
-// nextID returns a number whose successor is not used either: a settlement has a lower number than
-// all later requests, so the server refuses it if it is late.
-func nextID() int64 { return lastID.Add(2) }
+func nextID() int64 { return lastID.Add(1) }
 
 const (
 	// shortest is the shortest lease and grace of a session that leaves time for a renewal.
@@ -67,8 +93,8 @@ func checked(name string, d, least time.Duration) error {
 }
 
 // duration is that of an option, in whole milliseconds as on the server.
-func (r *request) duration(option string, d, least time.Duration) time.Duration {
-	r.misuse = cmp.Or(r.misuse, checked(option, d, least))
+func (g *grant) duration(option string, d, least time.Duration) time.Duration {
+	g.misuse = cmp.Or(g.misuse, checked(option, d, least))
 	return d.Truncate(time.Millisecond)
 }
 
@@ -79,128 +105,93 @@ func checkPermits(permits int64) error {
 	return nil
 }
 
-func (c *Client) newRequest(k kind, keys []string, permits int64, options []Option) (*request, error) {
-	r := &request{kind: k, permits: permits, lease: DefaultLease, timeout: -1, session: -1, grace: -1}
+func (c *Client) newGrant(k kind, keys []string, permits int64, options []Option) (*grant, error) {
+	g := &grant{kind: k, c: c, permits: permits, lease: DefaultLease, timeout: -1, session: -1, grace: -1, holds: map[*Hold]bool{}}
 	for _, option := range options {
-		option(r)
+		option(g)
 	}
 	for _, key := range keys {
-		r.keys = append(r.keys, c.prefix+key)
+		g.keys = append(g.keys, c.prefix+key)
 	}
-	if r.owner == "" {
-		r.owner = fmt.Sprintf("%s:%d", c.id, c.owners.Add(1))
+	if g.owner == "" {
+		g.owner = fmt.Sprintf("%s:%d", c.id, c.owners.Add(1))
 	} else {
-		for _, key := range r.keys {
-			r.places = append(r.places, fmt.Sprintf("%q %q %s", r.owner, key, k.mode))
+		for _, key := range g.keys {
+			g.places = append(g.places, fmt.Sprintf("%q %q %s", g.owner, key, k.mode))
 		}
 	}
 	switch {
-	case r.misuse != nil:
-		return nil, r.misuse
+	case g.misuse != nil:
+		return nil, g.misuse
 	case len(keys) == 0:
 		return nil, errors.New("rlock: no key was given")
 	case k == semaphore && permits < 1:
 		return nil, checkPermits(permits)
-	case r.grace >= 0 && k != fair:
+	case g.grace >= 0 && k != fair:
 		return nil, errors.New("rlock: WithGrace is for fair locks only")
-	case r.session >= 0 && r.fixed:
+	case g.session >= 0 && g.fixed:
 		return nil, errors.New("rlock: WithSession needs a lease that is renewed, not WithFixedLease")
 	}
-	return r, nil
+	return g, nil
 }
 
-// effective is the time for which an answer keeps the hold alive whatever the connections do.
-func (r *request) effective() time.Duration {
-	if r.session >= 0 {
-		return min(r.lease, r.session)
-	}
-	return r.lease
-}
+// claim is how long a hold lasts until it is renewed for the first time.
+func (g *grant) claim() time.Duration { return min(claimTime, g.lease) }
 
 // command is the verb with the keys, the owner and what the kind adds.
-func (r *request) command(verb string, rest ...any) []any {
-	args := []any{r.family + verb}
-	if r.kind == many {
-		args = append(args, len(r.keys))
+func (g *grant) command(verb string, rest ...any) []any {
+	args := []any{g.family + g.many + verb}
+	if g.kind == many {
+		args = append(args, len(g.keys))
 	}
-	for _, key := range r.keys {
+	for _, key := range g.keys {
 		args = append(args, key)
 	}
-	args = append(args, r.owner)
-	if r.mode != "" {
-		args = append(args, r.mode)
+	args = append(args, g.owner)
+	if g.mode != "" && verb != "CANCEL" {
+		args = append(args, g.mode)
 	}
-	if r.kind == semaphore && verb != "RENEW" {
-		args = append(args, "PERMITS", r.permits)
+	if g.kind == semaphore && (verb == "ACQUIRE" || verb == "RELEASE") {
+		args = append(args, "PERMITS", g.permits)
 	}
 	return append(args, rest...)
 }
 
-func (r *request) acquire(id int64) []any {
-	// ONCE: an owner whose former hold is not settled yet does not count twice.
-	args := r.command("ACQUIRE", "PX", r.lease.Milliseconds(), "REQ", id, "ONCE")
-	if r.session >= 0 {
-		args = append(args, "SESSION", r.session.Milliseconds())
-	}
-	if r.note != "" {
-		args = append(args, "NOTE", r.note)
-	}
-	return args
-}
-
-func (r *request) wait(id, block int64, channel string) []any {
-	args := append(r.acquire(id), "BLOCK", block, "NOTIFY", channel, "CLAIM", min(claimTime, r.lease).Milliseconds())
-	if r.grace >= 0 {
-		args = append(args, "GRACE", r.grace.Milliseconds())
-	}
-	return args
-}
-
-// about adds the tokens of the hold that the command is about.
-func (r *request) about(tokens []int64, args []any) []any {
-	args = append(args, r.token)
-	for _, token := range tokens {
-		args = append(args, token)
-	}
-	return args
-}
-
-// releases release each key by itself, since MRELEASE changes nothing if one of the keys is not held.
-func (r *request) releases(id int64, tokens []int64) (all [][]any) {
-	if r.kind != many {
-		return [][]any{r.command("RELEASE", "REQ", id)}
-	}
-	for i, key := range r.keys {
-		args := []any{"RLOCK.RELEASE", key, r.owner, "REQ", id}
-		if tokens != nil {
-			args = append(args, "TOKEN", tokens[i])
-		}
-		all = append(all, args)
-	}
-	return all
-}
-
-// renew asks for the lease of the ACQUIRE again, which the server shortens if it allows less by now.
-func (r *request) renew(tokens []int64) []any {
-	return r.about(tokens, r.command("RENEW"))
-}
-
-// tokens reads the tokens of a reply, one for each key. It is nil if the reply is anything else.
-func (r *request) tokens(reply any) []int64 {
-	replies, isList := reply.([]any)
-	if !isList {
-		replies = []any{reply}
-	}
-	if len(replies) != len(r.keys) {
-		return nil
-	}
-	tokens := make([]int64, len(replies))
-	for i, reply := range replies {
-		if tokens[i] = integer(reply); tokens[i] <= 0 {
-			return nil
+// acquire asks for the lock. With a channel the request waits.
+func (g *grant) acquire(block int64, channel string) []any {
+	args := g.command("ACQUIRE", "PX", g.lease.Milliseconds(), "CLAIM", g.claim().Milliseconds(), "REQ", g.id, "TIMED")
+	if channel != "" {
+		args = append(args, "BLOCK", block, "NOTIFY", channel)
+		if g.grace >= 0 {
+			args = append(args, "GRACE", g.grace.Milliseconds())
 		}
 	}
-	return tokens
+	if g.places != nil { // A former request of the owner may not be settled yet: it must not count twice.
+		args = append(args, "ONCE")
+	}
+	if g.session >= 0 {
+		args = append(args, "SESSION", g.session.Milliseconds())
+	}
+	if g.note != "" {
+		args = append(args, "NOTE", g.note)
+	}
+	return args
+}
+
+// granted reads the tokens of an answer, one for each key, and for how many milliseconds it can be believed.
+// The tokens are nil if the answer is anything else.
+func (g *grant) granted(answer any) ([]int64, int64) {
+	words, _ := answer.([]any)
+	if len(words) != len(g.keys)+1 {
+		return nil, 0
+	}
+	numbers := make([]int64, len(words))
+	for i, word := range words {
+		if numbers[i] = integer(word); numbers[i] < 0 || numbers[i] == 0 && i < len(g.keys) {
+			return nil, 0
+		}
+	}
+	return numbers[:len(g.keys)], numbers[len(g.keys)]
 }
 
 // integer reads an integer that may have become text on its way. It is -1 for anything else.

@@ -86,6 +86,12 @@ func (b *bench) waiting(key string, n int) {
 	})
 }
 
+// claimed waits until the hold of the key has been renewed.
+func (b *bench) claimed(key string) {
+	b.Helper()
+	testserver.Eventually(b, func() bool { return b.do("RLOCK.PTTL", key).(int64) > 2000 })
+}
+
 // free waits until the key has no holder and no waiter.
 func (b *bench) free(key string) {
 	b.Helper()
@@ -304,6 +310,7 @@ func TestNoteAndLeaseReachTheServer(t *testing.T) {
 	if info := fmt.Sprint(b.do("RLOCK.INFO", "k")); !strings.Contains(info, "build 7") {
 		t.Fatal(info)
 	}
+	b.claimed("k")
 	if left := b.do("RLOCK.PTTL", "k").(int64); left < 3500_000 {
 		t.Fatal(left)
 	}
@@ -394,15 +401,37 @@ func TestNamedOwnerReadsAndWritesIndependently(t *testing.T) {
 	b.free("k")
 }
 
-func TestReentryOfLostHoldFails(t *testing.T) {
+func TestLostHoldDoesNotStandInTheWayOfItsOwner(t *testing.T) {
 	b := newBench(t)
-	alice := rlock.WithOwner("alice")
-	hold := must(b.Lock(ctx, "k", alice, rlock.WithFixedLease(100*time.Millisecond)))(t)
-	lost(t, hold, 10*time.Second)
-	_, err := b.Lock(ctx, "k", alice)
-	wants(t, err, rlock.ErrLost)
+	must(b.InitSemaphore(ctx, "semaphore", 2, 0))(t)
+	var passed atomic.Int64
+	c := b.client(b.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	for key, acquire := range kinds {
+		alice := rlock.WithOwner("alice")
+		outer, inner := must(acquire(c, alice))(t), must(acquire(c, alice))(t)
+		passed.Add(int64(time.Hour)) // For the server, the hold lasts.
+		hold := must(acquire(c, alice, rlock.WithTimeout(0)))(t)
+		if hold.Token() <= outer.Token() {
+			t.Fatalf("%s: token %d after %d", key, hold.Token(), outer.Token())
+		}
+		for _, lost := range []*rlock.Hold{inner, outer} {
+			wants(t, lost.Release(ctx), rlock.ErrLost)
+		}
+		time.Sleep(400 * time.Millisecond) // The lost hold is released by now.
+		held(t, hold)
+		if holders, _ := count(b.direct, key); holders != 1 {
+			t.Fatalf("%s has %d holders", key, holders)
+		}
+		if err := hold.Release(ctx); err != nil {
+			t.Fatal(key, err)
+		}
+		b.free(key)
+	}
+	hold := must(c.LockMany(ctx, []string{"a", "b"}, rlock.WithOwner("bob")))(t)
+	passed.Add(int64(time.Hour))
+	must(c.TryLock(ctx, "b", rlock.WithOwner("bob")))(t)
 	wants(t, hold.Release(ctx), rlock.ErrLost)
-	must(b.Lock(ctx, "k", alice))(t)
+	b.free("a")
 }
 
 func TestGoroutinesOfOneOwnerLeaveNothing(t *testing.T) {
@@ -454,6 +483,20 @@ func TestContentionExcludes(t *testing.T) {
 	b.free("k")
 }
 
+func TestFixedLeaseIsKeptWhereTheServerAllowsLess(t *testing.T) {
+	b := newBench(t, "--rlock.max-lease-ms", "600")
+	hold := must(b.Lock(ctx, "k", rlock.WithFixedLease(3*time.Second)))(t)
+	began := time.Now()
+	waiting := later(func() (*rlock.Hold, error) { return b.Lock(ctx, "k", rlock.WithFixedLease(2*time.Second)) })
+	time.Sleep(2 * time.Second)
+	held(t, hold)
+	lost(t, hold, time.Until(began.Add(3*time.Second)))
+	hold = must(waiting(t))(t)
+	time.Sleep(1200 * time.Millisecond)
+	held(t, hold)
+	lost(t, hold, 800*time.Millisecond)
+}
+
 func TestFixedLeaseIsLostAtItsDeadline(t *testing.T) {
 	b := newBench(t)
 	hold := must(b.Lock(ctx, "k", rlock.WithFixedLease(400*time.Millisecond)))(t)
@@ -479,21 +522,13 @@ func TestBeliefFollowsTheLastAnswerAlsoDownwards(t *testing.T) {
 	b := newBench(t)
 	var passed atomic.Int64
 	c := b.client(b.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
-	follows := func(hold *rlock.Hold, limit time.Duration) {
-		t.Helper()
-		passed.Add(int64(11 * time.Second)) // The renewal is due.
-		testserver.Eventually(t, func() bool { return hold.Remaining() <= limit })
-		held(t, hold)
-	}
-	expires := must(c.Lock(ctx, "expires"))(t)
-	b.do("PEXPIRE", "expires", "5000")
-	follows(expires, 5*time.Second)
-
-	// The server leaves a lease that it has granted as it is, but grants no such lease again.
-	limited := must(c.Lock(ctx, "limited"))(t)
-	b.do("CONFIG", "SET", "rlock.max-lease-ms", "4000")
-	must(c.Lock(ctx, "another"))(t)
-	follows(limited, 4*time.Second)
+	hold := must(c.Lock(ctx, "k"))(t)
+	passed.Add(int64(100 * time.Millisecond)) // The first renewal is due.
+	testserver.Eventually(t, func() bool { return hold.Remaining() > 20*time.Second })
+	b.do("PEXPIRE", "k", "5000")
+	passed.Add(int64(11 * time.Second)) // The second one is due.
+	testserver.Eventually(t, func() bool { return hold.Remaining() <= 5*time.Second })
+	held(t, hold)
 }
 
 func TestLossIsToldBeforeTheLeaseEndsWhileTheServerStalls(t *testing.T) {
@@ -513,6 +548,7 @@ func TestLossIsToldBeforeTheLeaseEndsWhileTheServerStalls(t *testing.T) {
 func TestRenewalOutlivesErrors(t *testing.T) {
 	b := newBench(t)
 	hold := must(b.Lock(ctx, "k", rlock.WithLease(4*time.Second)))(t)
+	b.claimed("k")
 	b.do("REPLICAOF", "127.0.0.1", "1") // READONLY
 	time.Sleep(2 * time.Second)
 	b.do("REPLICAOF", "NO", "ONE")
@@ -559,7 +595,7 @@ func TestLossOfOneOfManyKeysFreesTheOthers(t *testing.T) {
 			b.free(key)
 		}
 	}
-	// The same between the grant and its claim.
+	// The same between the grant and its message.
 	proxy := testserver.StartProxy(t, b.Addr)
 	other := must(b.LockMany(ctx, keys))(t)
 	waiting := later(func() (*rlock.Hold, error) { return b.client(proxy.Addr).LockMany(ctx, keys) })
@@ -568,7 +604,10 @@ func TestLossOfOneOfManyKeysFreesTheOthers(t *testing.T) {
 	_ = other.Release(ctx)
 	b.do("RLOCK.FORCERELEASE", "b")
 	proxy.Stall(false)
-	must(waiting(t))(t)
+	lost(t, must(waiting(t))(t), 10*time.Second)
+	for _, key := range keys {
+		b.free(key)
+	}
 }
 
 func TestReleaseOfAnOverwrittenOrDeletedKeyIsALoss(t *testing.T) {
@@ -661,7 +700,7 @@ func TestExpiredClaimIsNotEntered(t *testing.T) {
 	b.free("k")
 }
 
-func TestRefusedClaimIsNotEntered(t *testing.T) {
+func TestHoldThatCannotBeRenewedEndsWithItsClaim(t *testing.T) {
 	b := newBench(t)
 	holder := must(b.Lock(ctx, "k"))(t)
 	b.do("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-rlock.renew")
@@ -669,9 +708,86 @@ func TestRefusedClaimIsNotEntered(t *testing.T) {
 	waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k") })
 	b.waiting("k", 1)
 	_ = holder.Release(ctx)
-	_, err := waiting(t)
-	wants(t, err, rlock.ErrRefused)
+	lost(t, must(waiting(t))(t), 2*time.Second)
 	b.free("k")
+}
+
+func TestHandOverNeedsOnlyARelease(t *testing.T) {
+	b := newBench(t)
+	other := b.client(b.Addr)
+	var all sync.WaitGroup
+	for range 2 {
+		for _, c := range []*rlock.Client{b.Client, other} {
+			all.Go(func() {
+				for range 100 {
+					hold, err := c.Lock(ctx, "k")
+					if err == nil {
+						err = hold.Release(ctx)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	calls := func(command string) (n int) {
+		_, _ = fmt.Sscan(after(fmt.Sprint(b.do("INFO", "commandstats")), "cmdstat_"+command+":calls="), &n)
+		return n
+	}
+	if acquires, releases, renewals := calls("RLOCK.ACQUIRE"), calls("RLOCK.RELEASE"), calls("RLOCK.RENEW"); acquires > 440 || releases != 400 || renewals > 40 {
+		t.Fatal(acquires, releases, renewals)
+	}
+}
+
+func TestGrantWhoseMessageProvesTooLittleIsAskedFor(t *testing.T) {
+	b := newBench(t)
+	proxy := testserver.StartProxy(t, b.Addr)
+	var passed atomic.Int64
+	c := b.client(proxy.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	must(c.Lock(ctx, "warm"))(t)
+	sleeps := func() { passed.Add(int64(time.Hour)) }
+	for name, reason := range map[string]struct {
+		option          rlock.Option
+		replies         int // To lose.
+		whileItIsQueued func()
+	}{
+		"no time is left":                {option: rlock.WithNote(""), whileItIsQueued: sleeps},
+		"no time of the limit is left":   {option: rlock.WithFixedLease(time.Minute), whileItIsQueued: sleeps},
+		"the session has no connection":  {option: rlock.WithSession(time.Minute), whileItIsQueued: func() {}},
+		"a copy of the request was lost": {option: rlock.WithNote(""), replies: 1, whileItIsQueued: func() {}},
+	} {
+		holder := must(b.Lock(ctx, "k"))(t)
+		proxy.LoseReplies(reason.replies)
+		waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, "k", reason.option) })
+		testserver.Eventually(t, func() bool { return !proxy.LosesReplies() })
+		time.Sleep(100 * time.Millisecond)
+		b.waiting("k", 1)
+		reason.whileItIsQueued()
+		_ = holder.Release(ctx)
+		hold := must(waiting(t))(t)
+		held(t, hold)
+		if left := b.do("RLOCK.PTTL", "k").(int64); left < 10_000 { // It is claimed, though the clock stands still.
+			t.Fatal(name, left)
+		}
+		if err := hold.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestLostHoldIsNoNewHold(t *testing.T) {
+	b := newBench(t)
+	b.do("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-rlock.release")
+	var passed atomic.Int64
+	c := newClient(t, &redis.UniversalOptions{Addrs: []string{b.Addr}, Username: "app", Password: "secret"},
+		rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	alice := rlock.WithOwner("alice")
+	must(c.Lock(ctx, "k", alice))(t)
+	passed.Add(int64(time.Hour))
+	_, err := c.Lock(ctx, "k", alice, rlock.WithTimeout(300*time.Millisecond))
+	wants(t, err, rlock.ErrTimeout)
 }
 
 func TestLostRepliesLeaveOneHold(t *testing.T) {
@@ -872,6 +988,9 @@ func TestCancelLeavesNothing(t *testing.T) {
 				if key != "taken" {
 					b.free(key)
 				}
+			}
+			if info := fmt.Sprint(b.do("INFO", "rlock")); !strings.Contains(info, "rlock_unclaimed:0\r\n") {
+				t.Error("a claim has expired: ", info)
 			}
 		})
 	}
@@ -1293,8 +1412,7 @@ func TestCluster(t *testing.T) {
 			}
 			waiting := later(func() (*rlock.Hold, error) { return c.Lock(ctx, key) })
 			testserver.Eventually(t, func() bool { _, waiters := count(direct, key); return waiters == 1 })
-			left := hold.Remaining()
-			testserver.Eventually(t, func() bool { return hold.Remaining() > left }) // It is renewed.
+			testserver.Eventually(t, func() bool { return hold.Remaining() > 3*time.Second }) // It is renewed.
 			_ = hold.Release(ctx)
 			if hold, err = waiting(t); err != nil {
 				t.Error(err)

@@ -89,7 +89,7 @@ func (s *span) UnmarshalJSON(text []byte) error {
 
 // features are abilities, and the rules that the package keeps of those that are not kept everywhere
 // yet.
-var features = []string{"cluster", "sentinel", "tls", "clock", "B30", "B31", "B33", "B34", "B35"}
+var features = []string{"cluster", "sentinel", "tls", "clock", "timed", "B29", "B30", "B31", "B32", "B33", "B34", "B35"}
 
 type sentinel struct {
 	Master string   `json:"master"`
