@@ -21,19 +21,61 @@ export function stopwatch(clock: Clock): Stopwatch {
   return () => Math.max(clock.monotonic() - monotonic, clock.wall() - wall)
 }
 
-/** Timers longer than 2^31 - 1 ms would fire at once. @internal */
-export const MAX_TIMER_MS = 0x7fffffff
+/** What is done later. @internal */
+export interface Task {
+  readonly due: number
+  readonly run: () => void
+}
 
-/** Settles as `promise` does, or rejects with `late()` after `ms`. @internal */
-export async function within<T>(promise: Promise<T>, ms: number, late: () => Error): Promise<T> {
-  let timer: NodeJS.Timeout | undefined
-  const timeout = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(late()), Math.min(ms, MAX_TIMER_MS))
-  })
-  try {
-    return await Promise.race([promise, timeout])
-  } finally {
-    clearTimeout(timer)
+// Timers longer than 2^31 - 1 ms would fire at once.
+const MAX_TIMER_MS = 0x7fffffff
+
+/** What a client does later. One timer serves all of it: most tasks are cancelled before they are due. @internal */
+export class Schedule {
+  readonly #tasks = new Set<Task>()
+  #timer: NodeJS.Timeout | undefined
+  #due = Infinity
+
+  /** Calls `run` once, after `ms`. Keeps the process alive until then. */
+  after(ms: number, run: () => void): Task {
+    const task = { due: performance.now() + ms, run }
+    this.#tasks.add(task)
+    if (task.due < this.#due) this.#arm(task.due)
+    else if (this.#tasks.size === 1) this.#timer?.ref()
+    return task
+  }
+
+  cancel(task: Task): void {
+    if (this.#tasks.delete(task) && this.#tasks.size === 0) this.#timer?.unref()
+  }
+
+  /** Settles as `promise` does, or rejects with `late()` after `ms`. */
+  within<T>(promise: Promise<T>, ms: number, late: () => Error): Promise<T> {
+    return new Promise((resolve, reject) => {
+      const task = this.after(ms, () => reject(late()))
+      void promise.then(resolve, reject).then(() => this.cancel(task))
+    })
+  }
+
+  #arm(due: number): void {
+    clearTimeout(this.#timer)
+    this.#due = due
+    if (due === Infinity) return
+    const ms = Math.min(due - performance.now(), MAX_TIMER_MS)
+    this.#timer = setTimeout(() => this.#sweep(), Math.ceil(ms))
+  }
+
+  #sweep(): void {
+    const now = performance.now()
+    this.#due = Infinity
+    for (const task of this.#tasks) {
+      if (task.due > now) continue
+      this.#tasks.delete(task)
+      task.run()
+    }
+    let next = Infinity
+    for (const { due } of this.#tasks) next = Math.min(next, due)
+    if (next < Infinity) this.#arm(next)
   }
 }
 
@@ -45,14 +87,16 @@ export class Pauses {
   #cut: (() => void) | undefined
   #next = FIRST_PAUSE_MS
 
+  constructor(private readonly schedule: Schedule) {}
+
   /** Resolves after `ms`, or when the pause is {@link cut}. */
   async wait(ms: number): Promise<void> {
-    let timer: NodeJS.Timeout | undefined
+    let task: Task | undefined
     await new Promise<void>((resolve) => {
       this.#cut = resolve
-      timer = setTimeout(resolve, Math.min(ms, MAX_TIMER_MS))
+      task = this.schedule.after(ms, resolve)
     })
-    clearTimeout(timer)
+    if (task) this.schedule.cancel(task)
   }
 
   /** A pause before the next attempt: 50 ms at first, 1 s later, `most` at most. */

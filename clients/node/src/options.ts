@@ -83,10 +83,14 @@ function checkWhole(name: string, value: number | undefined, what: string, least
   }
 }
 
-/** How many milliseconds a hold is sure to last after an answer: its connection may close right after it. @internal */
-export function sessionLease({ session = Infinity }: LockOptions, lease: number): number {
-  return Math.min(lease, session)
-}
+/** The lease to ask for. @internal */
+export const leaseOf = ({ lease, fixedLease }: HoldOptions): number => fixedLease ?? lease
+
+/** The milliseconds after which a hold ends that its owner has not renewed yet. @internal */
+export const claimOf = (options: HoldOptions): number => Math.min(2000, leaseOf(options))
+
+/** The milliseconds after which a hold is renewed for the first time. @internal */
+export const renewalOf = (options: HoldOptions): number => Math.min(50, claimOf(options) / 3)
 
 /** Options that are undefined are not given. @internal */
 export function merge(base: HoldOptions, own: LockOptions): HoldOptions {
