@@ -1,4 +1,4 @@
-import { believed, Pauses, type Stopwatch } from './clock.js'
+import { backOff, believed, type Stopwatch } from './clock.js'
 import { answer, firstKey, nextId, option, type Request, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockError, LockTimeout, Unavailable } from './errors.js'
@@ -28,9 +28,6 @@ export class Acquisition {
   readonly channel: string
   readonly #key: string
   readonly #started: Stopwatch
-  // For a message, and after a failure.
-  readonly #silence: Pauses
-  readonly #pauses: Pauses
   #id = 0
   /** Before the first request with this id was sent. */
   #first: Stopwatch | undefined
@@ -40,6 +37,9 @@ export class Acquisition {
   /** The node that has the subscription. */
   #home = ''
   #awake = false
+  /** Ends the pause for a message, or after a failure. */
+  #cut: (() => void) | undefined
+  #failures = 0
   #unsure = false
   /** Why the server did not serve the request; undefined if it did at last. */
   #failure: LockError | undefined
@@ -52,8 +52,6 @@ export class Acquisition {
   ) {
     this.#key = firstKey(request)
     this.#started = core.now()
-    this.#silence = new Pauses(core.schedule)
-    this.#pauses = new Pauses(core.schedule)
     this.channel = request.wait === undefined ? '' : core.subscriptions.channel(this.#key)
   }
 
@@ -120,8 +118,7 @@ export class Acquisition {
   stop(error: Error): void {
     this.#stopped ??= error
     this.#reject?.(error)
-    this.#silence.cut()
-    this.#pauses.cut()
+    this.#cut?.()
     this.core.waits.delete(this.#id)
   }
 
@@ -129,7 +126,11 @@ export class Acquisition {
   wake(message?: string): void {
     this.#message ??= message
     this.#awake = true
-    this.#silence.cut()
+    this.#cut?.()
+  }
+
+  async #pause(ms: number): Promise<void> {
+    await this.core.schedule.pause(ms, (cut) => (this.#cut = cut))
   }
 
   #left(): number {
@@ -156,7 +157,7 @@ export class Acquisition {
         }
         // Otherwise the answer took too long to arrive, or the process slept. The same request is answered so again.
         if (granted !== undefined) return granted
-        this.#pauses.reset()
+        this.#failures = 0
       } catch (error) {
         const failure = translate(error)
         if (!(failure instanceof Unavailable)) {
@@ -166,7 +167,7 @@ export class Acquisition {
         if (this.request.wait === undefined && failure.code !== undefined) throw failure
         if (!this.#failure) this.core.warn(`retrying to acquire ${this.request.keys.join(', ')}`, failure)
         this.#failure = failure
-        await this.#pauses.backOff()
+        await this.#pause(backOff(this.#failures++))
       }
     }
   }
@@ -176,21 +177,20 @@ export class Acquisition {
     const { core, request } = this
     const { options, wait } = request
     this.#awake = false
+    this.#message = undefined
     const command = [...words('ACQUIRE', request), 'PX', String(leaseOf(options)), 'CLAIM', String(claimOf(options))]
     command.push('REQ', String(this.#id), 'TIMED')
     // A hold of this owner whose CANCEL has not arrived yet is not counted twice.
     if (request.names.length > 0) command.push('ONCE')
     if (wait !== undefined) {
-      if (this.#stopped) throw this.#stopped
-      core.waits.set(this.#id, this)
       this.#home = await core.subscriptions.ready(this.#key, this.channel, probe)
       command.push(...option('BLOCK', wait === Infinity ? 0 : Math.max(1, Math.ceil(this.#left()))))
       command.push('NOTIFY', this.channel, ...option('GRACE', options.grace))
     }
     command.push(...option('SESSION', options.session), ...option('NOTE', options.note))
     if (this.#stopped) throw this.#stopped
+    core.waits.set(this.#id, this)
     this.#unsure = true
-    this.#message = undefined
     const since = core.now()
     this.#first ??= since
     const onSent = (sent: Promise<unknown>) => {
@@ -209,9 +209,9 @@ export class Acquisition {
   async #listen(): Promise<void> {
     const { driver } = this.core
     let left = Math.min(ASK_AGAIN_MS, this.#left() + PATIENCE_MS)
-    for (let slice; left > 0 && !this.#stopped && !this.#awake && this.#message === undefined; left -= slice) {
+    for (let slice; left > 0 && !this.#stopped && !this.#awake; left -= slice) {
       slice = driver.cluster ? Math.min(left, LOOK_MS) : left
-      await this.#silence.wait(slice)
+      await this.#pause(slice)
       // A node that became a replica still accepts subscriptions, but its master does not see them, and undoes
       // the grants that it publishes.
       if (this.#home !== driver.node(this.#key)) return

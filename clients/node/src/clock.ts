@@ -57,69 +57,35 @@ export class Schedule {
     })
   }
 
+  /** Resolves after `ms`, or as soon as the function is called that `cuts` is given. */
+  pause(ms: number, cuts?: (cut: () => void) => void): Promise<void> {
+    return new Promise((resolve) => {
+      const task = this.after(ms, resolve)
+      cuts?.(() => {
+        this.cancel(task)
+        resolve()
+      })
+    })
+  }
+
   #arm(due: number): void {
     clearTimeout(this.#timer)
     this.#due = due
-    if (due === Infinity) return
-    const ms = Math.min(due - performance.now(), MAX_TIMER_MS)
-    this.#timer = setTimeout(() => this.#sweep(), Math.ceil(ms))
+    this.#timer = setTimeout(() => this.#sweep(), Math.min(due - performance.now(), MAX_TIMER_MS))
   }
 
   #sweep(): void {
     const now = performance.now()
     this.#due = Infinity
     for (const task of this.#tasks) {
-      if (task.due > now) continue
-      this.#tasks.delete(task)
-      task.run()
+      if (task.due <= now && this.#tasks.delete(task)) task.run()
+      else if (task.due < this.#due) this.#arm(task.due)
     }
-    let next = Infinity
-    for (const { due } of this.#tasks) next = Math.min(next, due)
-    if (next < Infinity) this.#arm(next)
   }
 }
 
-const FIRST_PAUSE_MS = 50
-const LAST_PAUSE_MS = 1000
-
-/** Pauses that another part of the program can cut short. @internal */
-export class Pauses {
-  #cut: (() => void) | undefined
-  #next = FIRST_PAUSE_MS
-
-  constructor(private readonly schedule: Schedule) {}
-
-  /** Resolves after `ms`, or when the pause is {@link cut}. */
-  async wait(ms: number): Promise<void> {
-    let task: Task | undefined
-    await new Promise<void>((resolve) => {
-      this.#cut = resolve
-      task = this.schedule.after(ms, resolve)
-    })
-    if (task) this.schedule.cancel(task)
-  }
-
-  /** A pause before the next attempt: 50 ms at first, 1 s later, `most` at most. */
-  async backOff(most = Infinity): Promise<void> {
-    await this.wait(Math.min(this.next(), most))
-  }
-
-  /** The milliseconds of that pause. */
-  next(): number {
-    const ms = this.#next
-    this.#next = Math.min(2 * ms, LAST_PAUSE_MS)
-    return ms
-  }
-
-  /** The next {@link backOff} is the first one again. */
-  reset(): void {
-    this.#next = FIRST_PAUSE_MS
-  }
-
-  cut(): void {
-    this.#cut?.()
-  }
-}
+/** The milliseconds before attempt `n` after a failure, counted from 0. @internal */
+export const backOff = (n: number): number => Math.min(50 * 2 ** n, 1000)
 
 /** For how long a lease is believed: the clocks of client and server may differ in speed. @internal */
 export const believed = (lease: number): number => lease * 0.99 - 2

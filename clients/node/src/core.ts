@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
-import { type Clock, Pauses, Schedule, type Stopwatch, stopwatch } from './clock.js'
+import { backOff, type Clock, Schedule, type Stopwatch, stopwatch } from './clock.js'
 import { firstKey, type Request, translate, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, Unavailable } from './errors.js'
@@ -91,17 +91,12 @@ export class Core {
     // On the way to another node, the request could arrive after its CANCEL.
     if (this.driver.cluster) await Promise.allSettled(sent)
     const since = this.now()
-    const pauses = new Pauses(this.schedule)
     const cancel = [...words('CANCEL', request), 'REQ', String(id)]
-    do {
-      try {
-        await this.send(firstKey(request), cancel)
-        return
-      } catch (error) {
-        if (!(error instanceof Unavailable)) return
-      }
-      await pauses.backOff()
-    } while (since() <= lease && !this.ended)
+    for (let n = 0; since() <= lease && !this.ended; n++) {
+      const failure = await this.send(firstKey(request), cancel).catch((error: unknown) => error)
+      if (!(failure instanceof Unavailable)) return
+      await this.schedule.pause(backOff(n))
+    }
   }
 
   /** Ends waits, releases holds, settles what is pending and closes the subscribers. */

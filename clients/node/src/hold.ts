@@ -1,5 +1,5 @@
 import type { Grant } from './acquisition.js'
-import { believed, Pauses, type Stopwatch, type Task } from './clock.js'
+import { backOff, believed, type Stopwatch, type Task } from './clock.js'
 import { firstKey, integer, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockLost, Unavailable } from './errors.js'
@@ -23,7 +23,6 @@ export class Holding {
   /** Why it ended, if its release was not asked for or came too late. */
   reason: Error | undefined
   #controller: AbortController | undefined
-  readonly #pauses: Pauses
   /** The deadline is `#valid` milliseconds after `#since`. */
   #since: Stopwatch
   #valid: number
@@ -31,6 +30,7 @@ export class Holding {
   #tried: Stopwatch
   #wait: number
   #renewing = false
+  #failures = 0
   #task: Task | undefined
   #over = false
   #released: Promise<boolean> | undefined
@@ -40,7 +40,6 @@ export class Holding {
     readonly request: Request,
     readonly grant: Grant,
   ) {
-    this.#pauses = new Pauses(core.schedule)
     this.#since = grant.since
     this.#valid = believed(grant.ms)
     this.#tried = grant.start
@@ -105,15 +104,13 @@ export class Holding {
     const number = request.permits !== undefined || request.names.length > 0 ? grant.id + 1 : undefined
     const command = [...words('RELEASE', request), ...option('REQ', number), ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens))
-    // A late renewal may have extended a lost hold, and an open connection keeps a session.
     const wasLost = this.reason instanceof LockLost
+    // A late renewal may have extended a lost hold, and an open connection keeps a session.
     const [released, lease] = [core.now(), this.#lease()]
-    const outlasts = wasLost || request.options.session !== undefined
-    const left = () => (outlasts ? lease - released() : this.#left())
-    if (pause > 0) await this.#pauses.wait(pause)
+    if (pause > 0) await core.schedule.pause(pause)
     let repeated = false
     let failure
-    do {
+    for (let n = 0; n === 0 || (released() < lease && !core.ended); n++) {
       try {
         await core.send(firstKey(request), command)
         return true
@@ -136,8 +133,8 @@ export class Holding {
         if (!(failure instanceof Unavailable)) break
         repeated ||= failure.code === undefined
       }
-      await this.#pauses.backOff(Math.max(0, left()))
-    } while (left() > 0 && !core.ended)
+      await core.schedule.pause(backOff(n))
+    }
     if (!wasLost)
       core.warn(`the release of ${request.keys.join(', ')} did not reach the server; the lease ends it`, failure)
     return false
@@ -156,7 +153,6 @@ export class Holding {
   #end(reason?: Error): void {
     this.#over = true
     if (this.#task) this.core.schedule.cancel(this.#task)
-    this.#pauses.cut()
     this.core.holdings.delete(this)
     this.reason = reason
     if (reason) this.#controller?.abort(reason)
@@ -196,11 +192,11 @@ export class Holding {
       if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(ms)]
       // Nothing is left to ask for if the server has granted all of a fixed lease.
       ;[this.#tried, this.#wait] = [since, fixedLease !== undefined && ms >= lease ? Infinity : ms / 3]
-      this.#pauses.reset()
+      this.#failures = 0
     } catch (error) {
       const failure = translate(error)
       if (failure.code === 'NOTOWNER') this.#lose(failure.message, request.many === true)
-      ;[this.#tried, this.#wait] = [core.now(), this.#pauses.next()]
+      ;[this.#tried, this.#wait] = [core.now(), backOff(this.#failures++)]
     }
     this.#renewing = false
     this.#watch()
