@@ -9,6 +9,8 @@ const ASK_AGAIN_MS = 30_000
 const LOOK_MS = 1000
 // The server says when the time is up. This is how long its message may be on its way.
 const PATIENCE_MS = 500
+// Made once, because the trace of an error costs more than the rest of an acquisition.
+const ENDED = new LockError('the acquisition has ended')
 
 /** A hold, as the server has granted it. @internal */
 export interface Grant {
@@ -82,7 +84,7 @@ export class Acquisition {
       if (this.#unsure) core.settle(request, this.#id, leaseOf(request.options), this.#sent)
       throw error
     } finally {
-      this.stop(new LockError('the acquisition has ended'))
+      this.stop(ENDED)
       core.acquisitions.delete(this)
       if (wait !== undefined) core.subscriptions.free(this.channel)
       core.unname(turns, ended)
