@@ -61,7 +61,8 @@ export function answer(target: Target, reply: unknown): { tokens: number[]; ms: 
   const numbers = (Array.isArray(reply) ? reply : []).map(integer).filter((number) => number !== undefined)
   const ms = numbers.pop()
   if (ms !== undefined && numbers.length === target.keys.length) return { tokens: numbers, ms }
-  throw new Refused(`the answer to ${target.family}.ACQUIRE is no grant: ${String(reply)}`)
+  const text = `the answer to ${target.family}.ACQUIRE is no grant: ${String(reply)}`
+  throw Array.isArray(reply) ? new Refused(text) : new ModuleTooOld(text)
 }
 
 // Shared by the ES module and the CommonJS module of this package, which one process may load both. It begins at

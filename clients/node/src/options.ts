@@ -4,7 +4,10 @@ import type { Clock } from './clock.js'
 export interface LockOptions {
   /** The lease, 10 or more, which is renewed at a third of its length while the lock is held. Default: 30,000. */
   lease?: number
-  /** A lease, 10 or more, that is not renewed: the hold ends after it. Replaces `lease`. */
+  /**
+   * A lease, 10 or more, that is a limit: the hold ends that long after its acquisition. Replaces `lease`. If the
+   * server allows less, it is renewed until then.
+   */
   fixedLease?: number
   /**
    * Binds the hold to the application's connection: if that is lost and no new one is made, the hold ends

@@ -34,7 +34,9 @@ function stub(answer = () => undefined, own = {}) {
     send: async (_, words) => {
       driver.sent.push(words[0])
       driver.commands.push(words)
-      return (await answer(words)) ?? byDefault(words)
+      const reply = await answer(words)
+      if (reply instanceof Error) throw reply
+      return reply ?? byDefault(words)
     },
     node: () => '',
     subscriber: async (_, onMessage) => {
@@ -64,16 +66,16 @@ function waiting(count = 1, answer = () => undefined) {
 }
 
 test('an old module is told apart, and so is an answer that is no grant', async () => {
-  const old = new RLockClient(
-    stub(() => {
-      throw new Error("ERR unknown option 'TIMED'; expected PX, EX, BLOCK")
-    }),
-  )
-  await assert.rejects(old.lock('k').acquire(), ModuleTooOld)
-  await old.close()
-  for (const reply of [7, [7], ['7', 'x'], [7, 8, 9]]) {
+  const unknown = new Error("ERR unknown option 'TIMED'; expected PX, EX, BLOCK")
+  for (const [reply, expected] of [
+    [unknown, ModuleTooOld],
+    [0, ModuleTooOld],
+    [[7], Refused],
+    [['7', 'x'], Refused],
+    [[7, 8, 9], Refused],
+  ]) {
     const rlock = new RLockClient(stub(([name]) => (name === ACQUIRE ? reply : undefined)))
-    await assert.rejects(rlock.lock('k').acquire(), Refused)
+    await assert.rejects(rlock.lock('k').acquire(), expected)
     await rlock.close()
   }
 })
