@@ -14,7 +14,7 @@ const { driver: defaultDriver } = parseArgs({ options: { driver: { type: 'string
 const version = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version
 
 // Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
-const FEATURES = ['cluster', 'tls', 'clock', 'drivers', 'B30', 'B31', 'B33', 'B34', 'B35']
+const FEATURES = ['cluster', 'tls', 'clock', 'drivers', 'timed', 'B29', 'B30', 'B31', 'B32', 'B33', 'B34', 'B35']
 
 class Unsupported extends Error {}
 class Cancelled extends Error {}

@@ -1,25 +1,28 @@
-import { believed, type Stopwatch, MAX_TIMER_MS, Pauses, within } from './clock.js'
-import { firstKey, grant, integer, nextId, option, type Request, tokenOption, translate, words } from './commands.js'
+import { backOff, believed, type Stopwatch } from './clock.js'
+import { answer, firstKey, nextId, option, type Request, translate, words } from './commands.js'
 import type { Core } from './core.js'
-import { LockError, LockLost, LockTimeout, Unavailable } from './errors.js'
+import { LockError, LockTimeout, Unavailable } from './errors.js'
 import { Holding } from './hold.js'
-import { sessionLease } from './options.js'
+import { claimOf, leaseOf, renewalOf } from './options.js'
 
-const CLAIM_MS = 2000
 const ASK_AGAIN_MS = 30_000
 const LOOK_MS = 1000
 // The server says when the time is up. This is how long its message may be on its way.
 const PATIENCE_MS = 500
+// Made once, because the trace of an error costs more than the rest of an acquisition.
+const ENDED = new LockError('the acquisition has ended')
 
-/** A hold that the server has confirmed. @internal */
+/** A hold, as the server has granted it. @internal */
 export interface Grant {
-  /** That of the request. The next one is that of the RELEASE. */
+  /** That of the request. */
   readonly id: number
   readonly tokens: number[]
-  /** Before the request was sent that the server answered. */
+  /** Before the request was sent from which the server counts. */
   readonly since: Stopwatch
-  /** The milliseconds that the lease lasts from `since`. */
-  readonly lease: number
+  /** The milliseconds that the hold lasts from `since`. */
+  readonly ms: number
+  /** From when a fixed lease counts. */
+  readonly start: Stopwatch
 }
 
 /** One attempt to acquire, with all its requests. @internal */
@@ -27,20 +30,19 @@ export class Acquisition {
   readonly channel: string
   readonly #key: string
   readonly #started: Stopwatch
-  // For a message, and after a failure.
-  readonly #silence = new Pauses()
-  readonly #pauses = new Pauses()
-  /** The id of the request. The next one is that of its RELEASE, which is below all later acquisitions. */
   #id = 0
-  #since: Stopwatch
-  /** Resolves when everything that was sent has an answer, or never will. */
-  #asked = Promise.resolve()
+  /** Before the first request with this id was sent. */
+  #first: Stopwatch | undefined
+  /** The requests that have no answer yet. */
+  readonly #sent = new Set<Promise<unknown>>()
   #message: string | undefined
   /** The node that has the subscription. */
   #home = ''
   #awake = false
+  /** Ends the pause for a message, or after a failure. */
+  #cut: (() => void) | undefined
+  #failures = 0
   #unsure = false
-  #lease: number
   /** Why the server did not serve the request; undefined if it did at last. */
   #failure: LockError | undefined
   #stopped: Error | undefined
@@ -50,11 +52,9 @@ export class Acquisition {
     private readonly core: Core,
     private readonly request: Request,
   ) {
-    const { options, wait } = request
     this.#key = firstKey(request)
-    this.#started = this.#since = core.now()
-    this.#lease = options.fixedLease ?? options.lease
-    this.channel = wait === undefined ? '' : core.subscriptions.channel(this.#key)
+    this.#started = core.now()
+    this.channel = request.wait === undefined ? '' : core.subscriptions.channel(this.#key)
   }
 
   /** The hold, or null if the lock was not granted. Leaves nothing on the server otherwise. */
@@ -76,16 +76,15 @@ export class Acquisition {
         const cause = this.#id ? failure : undefined
         return new LockTimeout(`not granted within ${limit} ms`, cause?.code, cause)
       }
-      const time = wait === undefined ? limit : limit + PATIENCE_MS
-      const granted = time > MAX_TIMER_MS ? await outcome : await within(outcome, time, late)
+      const granted = await core.schedule.within(outcome, wait === undefined ? limit : limit + PATIENCE_MS, late)
       if (granted instanceof Holding) return granted
       if (this.#stopped) throw this.#stopped
       return granted && new Holding(core, request, granted)
     } catch (error) {
-      if (this.#unsure) core.settle(request, this.#id, this.#lease, this.#asked)
+      if (this.#unsure) core.settle(request, this.#id, leaseOf(request.options), this.#sent)
       throw error
     } finally {
-      this.stop(new LockError('the acquisition has ended'))
+      this.stop(ENDED)
       core.acquisitions.delete(this)
       if (wait !== undefined) core.subscriptions.free(this.channel)
       core.unname(turns, ended)
@@ -99,7 +98,7 @@ export class Acquisition {
     const { names, turns } = this.request
     for (let busy; (busy = [...names, ...turns].map((name) => named.get(name)).find(Boolean)); await busy) {
       if (this.#stopped) break
-      if (busy instanceof Holding) return this.#reenter(busy)
+      if (busy instanceof Holding && busy.look()) return this.#reenter(busy)
     }
     if (this.#stopped) throw this.#stopped
     this.#renumber()
@@ -113,7 +112,6 @@ export class Acquisition {
     if (permits !== this.request.permits || keys.join() !== this.request.keys.join()) {
       throw new TypeError(`the owner ${owner} holds ${keys.join(', ')} already, but not the same`)
     }
-    if (holding.remaining() <= 0) throw new LockLost(`the owner ${owner} has lost ${keys.join(', ')}`)
     holding.count++
     return holding
   }
@@ -122,8 +120,7 @@ export class Acquisition {
   stop(error: Error): void {
     this.#stopped ??= error
     this.#reject?.(error)
-    this.#silence.cut()
-    this.#pauses.cut()
+    this.#cut?.()
     this.core.waits.delete(this.#id)
   }
 
@@ -131,7 +128,11 @@ export class Acquisition {
   wake(message?: string): void {
     this.#message ??= message
     this.#awake = true
-    this.#silence.cut()
+    this.#cut?.()
+  }
+
+  async #pause(ms: number): Promise<void> {
+    await this.core.schedule.pause(ms, (cut) => (this.#cut = cut))
   }
 
   #left(): number {
@@ -145,105 +146,90 @@ export class Acquisition {
   }
 
   async #obtain(): Promise<Grant | null> {
-    let tokens: number[] | null | undefined
     let silent = false
     for (;;) {
       if (this.#stopped) throw this.#stopped
       try {
-        if (tokens) {
-          const grant = await this.#confirm(tokens)
-          if (this.#isValid(grant)) return grant
-          continue
-        }
-        const answer = await this.#ask(silent)
-        if (answer === 'WAITING') {
+        let granted = await this.#ask(silent)
+        if (granted === 'WAITING') {
           this.#failure = undefined
           await this.#listen()
           silent = this.#message === undefined
-          tokens = this.#read()
-          if (tokens === null) return null
-        } else {
-          if (answer === null) return null
-          const grant = { id: this.#id, tokens: answer, since: this.#since, lease: this.#lease }
-          if (this.#isValid(grant)) return grant
-          // The answer took too long to arrive, or the process slept.
-          tokens = answer
+          granted = this.#read()
         }
-        this.#pauses.reset()
+        // Otherwise the answer took too long to arrive, or the process slept. The same request is answered so again.
+        if (granted !== undefined) return granted
+        this.#failures = 0
       } catch (error) {
         const failure = translate(error)
-        if (tokens && failure.code === 'NOTOWNER') {
-          // The claim has expired, and with it the place in the queue.
-          tokens = undefined
-          this.#renumber()
-          continue
-        }
-        // The longest lease may have been lowered since it was read.
-        const longest = () => this.core.maxLease(this.#key, this.#timeout(), true).catch(() => Infinity)
-        if (failure.code === 'ERR' && (await longest()) < this.#lease) continue
         if (!(failure instanceof Unavailable)) {
-          if (!tokens && failure.code !== undefined) this.#unsure = false
+          if (failure.code !== undefined) this.#unsure = false
           throw failure
         }
         if (this.request.wait === undefined && failure.code !== undefined) throw failure
         if (!this.#failure) this.core.warn(`retrying to acquire ${this.request.keys.join(', ')}`, failure)
         this.#failure = failure
-        await this.#pauses.backOff()
+        await this.#pause(backOff(this.#failures++))
       }
     }
   }
 
-  /** Sends the request, the first time or again. */
-  async #ask(probe: boolean): Promise<number[] | null | 'WAITING'> {
+  /** Sends the request, the first time or again. A hold that is not believed is undefined. */
+  async #ask(probe: boolean): Promise<Grant | null | 'WAITING' | undefined> {
     const { core, request } = this
     const { options, wait } = request
     this.#awake = false
-    this.#lease = Math.min(this.#lease, await core.maxLease(this.#key, this.#timeout()))
-    // ONCE: a hold of this owner whose settlement has not arrived yet is not counted twice.
-    const command = [...words('ACQUIRE', request), 'PX', String(this.#lease), 'ONCE', 'REQ', String(this.#id)]
+    this.#message = undefined
+    const command = [...words('ACQUIRE', request), 'PX', String(leaseOf(options)), 'CLAIM', String(claimOf(options))]
+    command.push('REQ', String(this.#id), 'TIMED')
+    // A hold of this owner whose CANCEL has not arrived yet is not counted twice.
+    if (request.names.length > 0) command.push('ONCE')
     if (wait !== undefined) {
-      if (this.#stopped) throw this.#stopped
-      core.waits.set(this.#id, this)
       this.#home = await core.subscriptions.ready(this.#key, this.channel, probe)
       command.push(...option('BLOCK', wait === Infinity ? 0 : Math.max(1, Math.ceil(this.#left()))))
-      command.push('NOTIFY', this.channel, ...option('CLAIM', Math.min(CLAIM_MS, this.#lease)))
-      command.push(...option('GRACE', options.grace))
+      command.push('NOTIFY', this.channel, ...option('GRACE', options.grace))
     }
     command.push(...option('SESSION', options.session), ...option('NOTE', options.note))
     if (this.#stopped) throw this.#stopped
+    core.waits.set(this.#id, this)
     this.#unsure = true
-    this.#since = core.now()
+    const since = core.now()
+    this.#first ??= since
     const onSent = (sent: Promise<unknown>) => {
-      this.#asked = Promise.allSettled([this.#asked, sent]).then(() => undefined)
+      const end = () => this.#sent.delete(sent)
+      this.#sent.add(sent)
+      sent.then(end, end)
     }
-    const answer = grant(request, await core.send(this.#key, command, this.#timeout(), onSent))
-    if (answer === null) this.#unsure = false
-    return answer
+    const granted = answer(request, await core.send(this.#key, command, this.#timeout(), onSent))
+    if (granted === null) this.#unsure = false
+    if (granted === null || granted === 'WAITING') return granted
+    const ms = Math.min(granted.ms, leaseOf(options), options.session ?? Infinity)
+    return since() < believed(ms) ? { ...granted, id: this.#id, since, ms, start: since } : undefined
   }
 
   /** Waits for a message, or until it is time to ask again. */
   async #listen(): Promise<void> {
     const { driver } = this.core
     let left = Math.min(ASK_AGAIN_MS, this.#left() + PATIENCE_MS)
-    for (let slice; left > 0 && !this.#stopped && !this.#awake && this.#message === undefined; left -= slice) {
+    for (let slice; left > 0 && !this.#stopped && !this.#awake; left -= slice) {
       slice = driver.cluster ? Math.min(left, LOOK_MS) : left
-      await this.#silence.wait(slice)
+      await this.#pause(slice)
       // A node that became a replica still accepts subscriptions, but its master does not see them, and undoes
       // the grants that it publishes.
       if (this.#home !== driver.node(this.#key)) return
     }
   }
 
-  /** What the message says: tokens, null if the time is up, undefined if there is none. */
-  #read(): number[] | null | undefined {
+  /** What the message says: the hold, null if the time is up, undefined if the server has to be asked. */
+  #read(): Grant | null | undefined {
     const [what, , ...rest] = this.#message?.split(' ') ?? []
     this.#message = undefined
     if (what === undefined) return undefined
-    if (what === 'granted') return grant(this.request, this.request.many ? rest : rest[0]) as number[]
     if (what === 'nil') {
       this.#unsure = false
       return null
     }
+    if (what === 'granted') return this.#believe(rest.filter((word) => word !== 'for'))
     const failure = translate(rest.join(' '))
     // A server that steps down may have granted the lock; the same request is answered so. Otherwise the
     // number is used up.
@@ -251,21 +237,24 @@ export class Acquisition {
     throw failure
   }
 
-  /** A grant that came as a message expires soon unless it is claimed, and may have expired already. */
-  async #confirm(tokens: number[]): Promise<Grant> {
-    const since = this.core.now()
-    const renew = [...words('RENEW', this.request), ...tokenOption(this.request, tokens)]
-    const left = integer(await this.core.send(this.#key, renew, this.#timeout()))
-    return { id: this.#id, tokens, since, lease: Math.min(this.#lease, left ?? this.#lease) }
-  }
-
-  #isValid({ since, lease }: Grant): boolean {
-    return since() < believed(sessionLease(this.request.options, lease))
+  /**
+   * The server counts the time of a published grant from its receipt of the first request with this id, so no
+   * delay of the message can make the belief outlast the hold.
+   */
+  #believe(words: string[]): Grant | undefined {
+    const { options } = this.request
+    const granted = answer(this.request, words) as { tokens: number[]; ms: number }
+    const [since, start] = [this.#first ?? this.#started, this.core.now()]
+    // It does not show that the connection of a session exists. A request that has no answer may begin another hold.
+    if (options.session !== undefined || this.#sent.size > 0) return undefined
+    const isInTime = since() + renewalOf(options) < believed(granted.ms)
+    return isInTime ? { ...granted, id: this.#id, since, start } : undefined
   }
 
   #renumber(): void {
     this.core.waits.delete(this.#id)
     this.#id = nextId()
+    this.#first = undefined
     this.#unsure = false
   }
 }

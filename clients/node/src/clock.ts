@@ -21,61 +21,71 @@ export function stopwatch(clock: Clock): Stopwatch {
   return () => Math.max(clock.monotonic() - monotonic, clock.wall() - wall)
 }
 
-/** Timers longer than 2^31 - 1 ms would fire at once. @internal */
-export const MAX_TIMER_MS = 0x7fffffff
-
-/** Settles as `promise` does, or rejects with `late()` after `ms`. @internal */
-export async function within<T>(promise: Promise<T>, ms: number, late: () => Error): Promise<T> {
-  let timer: NodeJS.Timeout | undefined
-  const timeout = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(late()), Math.min(ms, MAX_TIMER_MS))
-  })
-  try {
-    return await Promise.race([promise, timeout])
-  } finally {
-    clearTimeout(timer)
-  }
+/** What is done later. @internal */
+export interface Task {
+  readonly due: number
+  readonly run: () => void
 }
 
-const FIRST_PAUSE_MS = 50
-const LAST_PAUSE_MS = 1000
+// Timers longer than 2^31 - 1 ms would fire at once.
+const MAX_TIMER_MS = 0x7fffffff
 
-/** Pauses that another part of the program can cut short. @internal */
-export class Pauses {
-  #cut: (() => void) | undefined
-  #next = FIRST_PAUSE_MS
+/** What a client does later. One timer serves all of it: most tasks are cancelled before they are due. @internal */
+export class Schedule {
+  readonly #tasks = new Set<Task>()
+  #timer: NodeJS.Timeout | undefined
+  #due = Infinity
 
-  /** Resolves after `ms`, or when the pause is {@link cut}. */
-  async wait(ms: number): Promise<void> {
-    let timer: NodeJS.Timeout | undefined
-    await new Promise<void>((resolve) => {
-      this.#cut = resolve
-      timer = setTimeout(resolve, Math.min(ms, MAX_TIMER_MS))
+  /** Calls `run` once, after `ms`. Keeps the process alive until then. */
+  after(ms: number, run: () => void): Task {
+    const task = { due: performance.now() + ms, run }
+    this.#tasks.add(task)
+    if (task.due < this.#due) this.#arm(task.due)
+    else if (this.#tasks.size === 1) this.#timer?.ref()
+    return task
+  }
+
+  cancel(task: Task): void {
+    if (this.#tasks.delete(task) && this.#tasks.size === 0) this.#timer?.unref()
+  }
+
+  /** Settles as `promise` does, or rejects with `late()` after `ms`. */
+  within<T>(promise: Promise<T>, ms: number, late: () => Error): Promise<T> {
+    return new Promise((resolve, reject) => {
+      const task = this.after(ms, () => reject(late()))
+      void promise.then(resolve, reject).then(() => this.cancel(task))
     })
-    clearTimeout(timer)
   }
 
-  /** A pause before the next attempt: 50 ms at first, 1 s later, `most` at most. */
-  async backOff(most = Infinity): Promise<void> {
-    await this.wait(Math.min(this.next(), most))
+  /** Resolves after `ms`, or as soon as the function is called that `cuts` is given. */
+  pause(ms: number, cuts?: (cut: () => void) => void): Promise<void> {
+    return new Promise((resolve) => {
+      const task = this.after(ms, resolve)
+      cuts?.(() => {
+        this.cancel(task)
+        resolve()
+      })
+    })
   }
 
-  /** The milliseconds of that pause. */
-  next(): number {
-    const ms = this.#next
-    this.#next = Math.min(2 * ms, LAST_PAUSE_MS)
-    return ms
+  #arm(due: number): void {
+    clearTimeout(this.#timer)
+    this.#due = due
+    this.#timer = setTimeout(() => this.#sweep(), Math.min(due - performance.now(), MAX_TIMER_MS))
   }
 
-  /** The next {@link backOff} is the first one again. */
-  reset(): void {
-    this.#next = FIRST_PAUSE_MS
-  }
-
-  cut(): void {
-    this.#cut?.()
+  #sweep(): void {
+    const now = performance.now()
+    this.#due = Infinity
+    for (const task of this.#tasks) {
+      if (task.due <= now && this.#tasks.delete(task)) task.run()
+      else if (task.due < this.#due) this.#arm(task.due)
+    }
   }
 }
+
+/** The milliseconds before attempt `n` after a failure, counted from 0. @internal */
+export const backOff = (n: number): number => Math.min(50 * 2 ** n, 1000)
 
 /** For how long a lease is believed: the clocks of client and server may differ in speed. @internal */
 export const believed = (lease: number): number => lease * 0.99 - 2

@@ -33,9 +33,9 @@ export const firstKey = (target: Target): string => target.keys[0] ?? ''
 /** A command for a target, up to its options. @internal */
 export function words(command: 'ACQUIRE' | 'RELEASE' | 'RENEW' | 'CANCEL', request: Request): string[] {
   const { family, keys, many, mode, permits, owner } = request
-  if (command === 'CANCEL') return [`${family}.CANCEL`, firstKey(request), owner]
   if (many) return [`${family}.M${command}`, String(keys.length), ...keys, owner]
   const start = [`${family}.${command}`, firstKey(request), owner]
+  if (command === 'CANCEL') return start
   if (mode) return [...start, mode]
   return permits !== undefined && command !== 'RENEW' ? [...start, 'PERMITS', String(permits)] : start
 }
@@ -54,15 +54,15 @@ export function integer(reply: unknown): number | undefined {
   return Number.isSafeInteger(number) ? number : undefined
 }
 
-/** The answer to ACQUIRE: tokens, null if the lock was not granted, `WAITING` if the request waits. @internal */
-export function grant(target: Target, reply: unknown): number[] | null | 'WAITING' {
+/** The answer to ACQUIRE: tokens and milliseconds, null if the lock was not granted, or `WAITING`. @internal */
+export function answer(target: Target, reply: unknown): { tokens: number[]; ms: number } | null | 'WAITING' {
   if (reply === null || reply === undefined) return null
   if (String(reply) === 'WAITING') return 'WAITING'
-  const numbers = (target.many && Array.isArray(reply) ? reply : [reply]).map(integer)
-  const tokens = numbers.filter((number) => number !== undefined && number > 0) as number[]
-  if (tokens.length === target.keys.length) return tokens
-  const text = `the answer to ${target.family}.ACQUIRE is no fencing token: ${String(reply)}`
-  throw numbers[0] === 0 ? new ModuleTooOld(text) : new Refused(text)
+  const numbers = (Array.isArray(reply) ? reply : []).map(integer).filter((number) => number !== undefined)
+  const ms = numbers.pop()
+  if (ms !== undefined && numbers.length === target.keys.length) return { tokens: numbers, ms }
+  const text = `the answer to ${target.family}.ACQUIRE is no grant: ${String(reply)}`
+  throw Array.isArray(reply) ? new Refused(text) : new ModuleTooOld(text)
 }
 
 // Shared by the ES module and the CommonJS module of this package, which one process may load both. It begins at
@@ -70,7 +70,7 @@ export function grant(target: Target, reply: unknown): number[] | null | 'WAITIN
 const REQUESTS = Symbol.for('rlock-redis.requests')
 const shared = globalThis as { [REQUESTS]?: number }
 
-/** The first of two `REQ` ids, which are higher than those of all earlier requests of this process. @internal */
+/** A `REQ` id above those of all earlier requests of this process. The next one is left for the RELEASE. @internal */
 export function nextId(): number {
   shared[REQUESTS] = (shared[REQUESTS] ?? Date.now() * 1000) + 2
   return shared[REQUESTS] - 1

@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto'
 
 import type { Acquisition } from './acquisition.js'
-import { type Clock, Pauses, type Stopwatch, stopwatch, within } from './clock.js'
-import { firstKey, integer, type Request, translate, words } from './commands.js'
+import { backOff, type Clock, Schedule, type Stopwatch, stopwatch } from './clock.js'
+import { firstKey, type Request, translate, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, Unavailable } from './errors.js'
 import type { Holding } from './hold.js'
@@ -10,9 +10,11 @@ import { Subscriptions } from './subscriptions.js'
 
 const MAX_SETTLEMENTS = 1000
 const CLOSE_MS = 5000
+
 /** What the locks of a client share. @internal */
 export class Core {
   readonly id = randomBytes(16).toString('hex')
+  readonly schedule = new Schedule()
   readonly subscriptions = new Subscriptions(this)
   readonly holdings = new Set<Holding>()
   /** By the `REQ` id of the request that waits. */
@@ -28,8 +30,6 @@ export class Core {
   closing: Promise<void> | undefined
   /** Nothing is repeated any more. */
   ended = false
-  /** The longest lease that the server grants, once it was asked. */
-  longestLease: number | undefined
   readonly #background = new Set<Promise<unknown>>()
   #settling = 0
   readonly #unwatch: () => void
@@ -63,22 +63,10 @@ export class Core {
     const sent = (async () => await this.driver.send(key, command))()
     onSent?.(sent)
     try {
-      return await within(sent, timeout, late)
+      return await this.schedule.within(sent, timeout, late)
     } catch (error) {
       throw translate(error)
     }
-  }
-
-  /** The longest lease that the server grants. Asks it once, or again. */
-  async maxLease(key: string, timeout: number, again = false): Promise<number> {
-    if (this.longestLease === undefined || again) {
-      const info = await this.send(key, ['INFO', 'rlock'], timeout).catch((error: unknown) => {
-        if (error instanceof Unavailable) throw error
-        return '' // The user may not ask.
-      })
-      this.longestLease = Number(/^rlock_max_lease_ms:(\d+)/m.exec(String(info))?.[1] ?? Infinity)
-    }
-    return this.longestLease
   }
 
   /** Removes entries of {@link named}, unless they have become others. */
@@ -92,30 +80,22 @@ export class Core {
     this.#background.add(kept)
   }
 
-  /** Withdraws a request whose outcome is unknown, and releases the hold if it was granted. */
-  settle(request: Request, id: number, lease: number, asked: Promise<void>): void {
+  /** Cancels a request whose outcome is unknown, whether it waits or was granted. */
+  settle(request: Request, id: number, lease: number, sent: Iterable<Promise<unknown>>): void {
     if (this.#settling >= MAX_SETTLEMENTS) return
     this.#settling++
-    this.background(this.#settle(request, id, lease, asked).finally(() => this.#settling--))
+    this.background(this.#settle(request, id, lease, sent).finally(() => this.#settling--))
   }
 
-  async #settle(request: Request, id: number, lease: number, asked: Promise<void>): Promise<void> {
-    // On the way to another node, the request could arrive after its settlement.
-    if (this.driver.cluster) await asked
+  async #settle(request: Request, id: number, lease: number, sent: Iterable<Promise<unknown>>): Promise<void> {
+    // On the way to another node, the request could arrive after its CANCEL.
+    if (this.driver.cluster) await Promise.allSettled(sent)
     const since = this.now()
-    const pauses = new Pauses()
     const cancel = [...words('CANCEL', request), 'REQ', String(id)]
-    const release = [...words('RELEASE', request), 'REQ', String(id + 1)]
-    for (;;) {
-      // The order matters: a request that still waits could be granted in between.
-      const sent = [this.send(firstKey(request), cancel), this.send(firstKey(request), release)]
-      const answers = await Promise.allSettled(sent)
-      const [cancelled] = answers
-      if (cancelled?.status === 'fulfilled' && integer(cancelled.value) === 1) return
-      // Both count: a request whose CANCEL was refused is granted later.
-      if (!answers.some((it) => it.status === 'rejected' && it.reason instanceof Unavailable)) return
-      if (since() > lease || this.ended) return
-      await pauses.backOff()
+    for (let n = 0; since() <= lease && !this.ended; n++) {
+      const failure = await this.send(firstKey(request), cancel).catch((error: unknown) => error)
+      if (!(failure instanceof Unavailable)) return
+      await this.schedule.pause(backOff(n))
     }
   }
 
@@ -132,7 +112,7 @@ export class Core {
     await new Promise(setImmediate)
     while (this.#background.size > 0 && since() < CLOSE_MS) {
       const late = () => new Unavailable('the server did not answer')
-      await within(Promise.all(this.#background), CLOSE_MS - since(), late).catch(() => undefined)
+      await this.schedule.within(Promise.all(this.#background), CLOSE_MS - since(), late).catch(() => undefined)
     }
     this.ended = true
     this.#unwatch()

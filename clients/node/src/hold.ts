@@ -1,9 +1,9 @@
 import type { Grant } from './acquisition.js'
-import { believed, Pauses, type Stopwatch, within } from './clock.js'
+import { backOff, believed, type Stopwatch, type Task } from './clock.js'
 import { firstKey, integer, option, type Request, tokenOption, translate, words } from './commands.js'
 import type { Core } from './core.js'
 import { LockLost, Unavailable } from './errors.js'
-import { checkMs, sessionLease } from './options.js'
+import { checkMs, leaseOf, renewalOf } from './options.js'
 
 // Timers stand still while the machine is suspended, so the clock is read this often.
 const LOOK_MS = 500
@@ -20,13 +20,9 @@ export const asyncDispose: typeof Symbol.asyncDispose =
 export class Holding {
   /** How many {@link Hold}s share it. */
   count = 1
-  /** Set once it is known that the hold has ended otherwise than by its release. */
-  lost: LockLost | undefined
-  readonly #controller = new AbortController()
-  readonly signal: AbortSignal = this.#controller.signal
-  readonly #pauses = new Pauses()
-  readonly #period: number
-  readonly #span: number
+  /** Why it ended, if its release was not asked for or came too late. */
+  reason: Error | undefined
+  #controller: AbortController | undefined
   /** The deadline is `#valid` milliseconds after `#since`. */
   #since: Stopwatch
   #valid: number
@@ -34,26 +30,29 @@ export class Holding {
   #tried: Stopwatch
   #wait: number
   #renewing = false
-  #timer: NodeJS.Timeout | undefined
+  #failures = 0
+  #task: Task | undefined
   #over = false
   #released: Promise<boolean> | undefined
-  /** The RELEASE of a hold that was lost. */
-  #settling: Promise<boolean> | undefined
 
   constructor(
     readonly core: Core,
     readonly request: Request,
     readonly grant: Grant,
   ) {
-    const { fixedLease, session } = request.options
-    this.#since = this.#tried = grant.since
-    this.#span = sessionLease(request.options, grant.lease)
-    this.#valid = believed(this.#span)
-    const isKept = fixedLease === undefined || session !== undefined
-    this.#wait = this.#period = isKept ? this.#span / 3 : Infinity
+    this.#since = grant.since
+    this.#valid = believed(grant.ms)
+    this.#tried = grant.start
+    this.#wait = Math.min(renewalOf(request.options), this.#left() / 3)
     core.holdings.add(this)
     for (const name of request.names) core.named.set(name, this)
     this.#watch()
+  }
+
+  get signal(): AbortSignal {
+    this.#controller ??= new AbortController()
+    if (this.reason) this.#controller.abort(this.reason)
+    return this.#controller.signal
   }
 
   /** The milliseconds until the deadline; 0 after it, and once the release has begun. */
@@ -80,45 +79,38 @@ export class Holding {
   }
 
   async #release(keep: number | undefined, reason: Error | undefined): Promise<boolean> {
+    if (!this.look()) return false
     const { core } = this
-    if (!this.look()) {
-      this.#replace(this.#settling)
-      return false
-    }
     this.#end(reason)
-    const sending = this.#send(keep)
-    core.background(sending)
-    this.#replace(sending)
     // The caller does not wait for a server that is silent.
     const late = () => new Unavailable('no answer')
-    return await within(sending, core.commandTimeout, late).catch(() => false)
+    return await core.schedule.within(this.#settle(keep), core.commandTimeout, late).catch(() => false)
   }
 
   /** The next request of a named owner is sent after the RELEASE has ended, so that they cannot be confused. */
-  #replace(sending: Promise<boolean> | undefined): void {
+  #settle(keep?: number, pause?: number): Promise<boolean> {
     const { core, request } = this
-    core.unname(request.names, this)
-    if (!sending) return
+    const sending = this.#send(keep, pause)
+    core.background(sending)
     for (const name of request.names) core.named.set(name, sending)
     void sending.then(() => core.unname(request.names, sending))
+    return sending
   }
 
   async #send(keep: number | undefined, pause = 0): Promise<boolean> {
     const { core, request, grant } = this
-    const id = String(grant.id + 1)
-    const command = [...words('RELEASE', request), 'REQ', id, ...option('KEEP', keep)]
-    command.push(...tokenOption(request, grant.tokens))
     const { losses } = core
+    // Permits are counted, and another client may use the name, so that a late copy has to be told apart.
+    const number = request.permits !== undefined || request.names.length > 0 ? grant.id + 1 : undefined
+    const command = [...words('RELEASE', request), ...option('REQ', number), ...option('KEEP', keep)]
+    command.push(...tokenOption(request, grant.tokens))
+    const wasLost = this.reason instanceof LockLost
     // A late renewal may have extended a lost hold, and an open connection keeps a session.
-    const { fixedLease, session } = request.options
-    const wasLost = this.lost !== undefined
-    const outlasts = session !== undefined || (wasLost && fixedLease === undefined)
-    const released = core.now()
-    const left = () => (outlasts ? grant.lease - released() : this.#left())
-    if (pause > 0) await this.#pauses.wait(pause)
+    const [released, lease] = [core.now(), this.#lease()]
+    if (pause > 0) await core.schedule.pause(pause)
     let repeated = false
     let failure
-    do {
+    for (let n = 0; n === 0 || (released() < lease && !core.ended); n++) {
       try {
         await core.send(firstKey(request), command)
         return true
@@ -129,11 +121,11 @@ export class Holding {
         if (failure.code !== undefined && GONE.has(failure.code)) {
           // ioredis repeats by itself what a lost connection has not answered.
           if ((repeated || core.losses !== losses) && this.#left() > 0) return true
-          this.lost ??= new LockLost(failure.message, failure.code)
+          this.reason ??= new LockLost(failure.message, failure.code)
           // MRELEASE releases no key if it cannot release one of them.
           const one = (token: number, n: number) => {
             const key = request.keys[n] ?? ''
-            return core.send(key, ['RLOCK.RELEASE', key, request.owner, 'REQ', id, 'TOKEN', String(token)])
+            return core.send(key, ['RLOCK.RELEASE', key, request.owner, 'TOKEN', String(token)])
           }
           if (request.many) await Promise.allSettled(grant.tokens.map(one))
           return false
@@ -141,8 +133,8 @@ export class Holding {
         if (!(failure instanceof Unavailable)) break
         repeated ||= failure.code === undefined
       }
-      await this.#pauses.backOff(Math.max(0, left()))
-    } while (left() > 0 && !core.ended)
+      await core.schedule.pause(backOff(n))
+    }
     if (!wasLost)
       core.warn(`the release of ${request.keys.join(', ')} did not reach the server; the lease ends it`, failure)
     return false
@@ -152,55 +144,59 @@ export class Holding {
     return Math.max(0, this.#valid - this.#since())
   }
 
+  /** The lease to ask for: what is left of a fixed one. */
+  #lease(): number {
+    const { lease, fixedLease } = this.request.options
+    return fixedLease === undefined ? lease : Math.max(1, Math.floor(fixedLease - this.grant.start()))
+  }
+
   #end(reason?: Error): void {
     this.#over = true
-    clearTimeout(this.#timer)
-    this.#pauses.cut()
+    if (this.#task) this.core.schedule.cancel(this.#task)
     this.core.holdings.delete(this)
-    if (reason) this.#controller.abort(reason)
+    this.reason = reason
+    if (reason) this.#controller?.abort(reason)
   }
 
   #lose(why: string, isOnServer: boolean): void {
     if (this.#over) return
-    this.lost = new LockLost(`the lock on ${this.request.keys.join(', ')} was lost: ${why}`)
-    this.#end(this.lost)
-    if (!isOnServer) return
+    const { core, request } = this
+    this.#end(new LockLost(`the lock on ${request.keys.join(', ')} was lost: ${why}`))
     // The work stops in the meantime.
-    this.#settling = this.#send(undefined, Math.min(this.#span / 100, 1000))
-    this.core.background(this.#settling)
+    if (isOnServer) void this.#settle(undefined, Math.min(leaseOf(request.options) / 100, 1000))
+    else core.unname(request.names, this)
   }
 
   // The deadline depends on the clock alone: no answer, connection or renewal can keep this from being called.
   readonly #watch = (): void => {
-    clearTimeout(this.#timer)
+    const { schedule } = this.core
+    if (this.#task) schedule.cancel(this.#task)
     if (!this.look()) return
     const due = this.#wait - this.#tried()
-    this.#timer = setTimeout(this.#watch, Math.min(this.#left(), LOOK_MS, due > 0 ? due : Infinity))
     if (due <= 0 && !this.#renewing) void this.#renew()
+    this.#task = schedule.after(Math.min(this.#left(), LOOK_MS, due > 0 ? due : Infinity), this.#watch)
   }
 
   async #renew(): Promise<void> {
     const { core, request, grant } = this
-    const isFixed = request.options.fixedLease !== undefined
-    // Of a fixed lease only the session is renewed.
-    const lease = isFixed ? Math.max(1, Math.floor(grant.lease - grant.since())) : grant.lease
-    const command = [...words('RENEW', request), ...option('PX', isFixed ? lease : undefined)]
-    command.push(...tokenOption(request, grant.tokens))
+    const { fixedLease, session = Infinity } = request.options
+    const lease = this.#lease()
+    const command = [...words('RENEW', request), 'PX', String(lease), 'TIMED', ...tokenOption(request, grant.tokens)]
     this.#renewing = true
     const since = core.now()
-    const timeout = Math.min(this.#period, core.commandTimeout, this.#left())
     try {
-      const left = integer(await core.send(firstKey(request), command, timeout)) ?? lease
-      const span = Math.min(left, lease, this.#span, core.longestLease ?? Infinity)
+      const timeout = Math.min(core.commandTimeout, this.#left() / 2)
+      const left = integer(await core.send(firstKey(request), command, timeout)) ?? 0
+      const ms = Math.min(left, lease, session)
       // An answer that arrives after the deadline prolongs nothing.
-      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(span)]
-      // The server shortens the lease if it allows less by now.
-      ;[this.#tried, this.#wait] = [since, isFixed ? this.#period : span / 3]
-      this.#pauses.reset()
+      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(ms)]
+      // Nothing is left to ask for if the server has granted all of a fixed lease.
+      ;[this.#tried, this.#wait] = [since, fixedLease !== undefined && ms >= lease ? Infinity : ms / 3]
+      this.#failures = 0
     } catch (error) {
       const failure = translate(error)
       if (failure.code === 'NOTOWNER') this.#lose(failure.message, request.many === true)
-      ;[this.#tried, this.#wait] = [core.now(), this.#pauses.next()]
+      ;[this.#tried, this.#wait] = [core.now(), backOff(this.#failures++)]
     }
     this.#renewing = false
     this.#watch()
@@ -215,11 +211,6 @@ export class Hold implements AsyncDisposable {
   readonly tokens: readonly number[]
   /** The name of the owner. */
   readonly owner: string
-  /**
-   * Aborts with {@link LockLost} when the lock is lost, at the deadline at the latest and whatever the network
-   * does; with {@link Closed} when the client is closed. A release does not abort it.
-   */
-  readonly signal: AbortSignal
   #released: Promise<boolean> | undefined
 
   /** @internal */
@@ -231,7 +222,14 @@ export class Hold implements AsyncDisposable {
     this.tokens = holding.grant.tokens
     this.token = this.tokens[0] ?? 0
     this.owner = holding.request.owner
-    this.signal = holding.signal
+  }
+
+  /**
+   * Aborts with {@link LockLost} when the lock is lost, at the deadline at the latest and whatever the network
+   * does; with {@link Closed} when the client is closed. A release does not abort it.
+   */
+  get signal(): AbortSignal {
+    return this.holding.signal
   }
 
   /** True until the deadline, the loss or the release. Reads the clock, so it is right even if timers are late. */
@@ -279,8 +277,7 @@ export class Hold implements AsyncDisposable {
    */
   async [asyncDispose](): Promise<void> {
     await this.#release()
-    this.signal.throwIfAborted()
-    if (this.holding.lost) throw this.holding.lost
+    if (this.holding.reason) throw this.holding.reason
   }
 
   #release(keep?: number): Promise<boolean> {

@@ -24,8 +24,7 @@ export class Lock<Options extends LockOptions = LockOptions> {
    * background, so nothing stays behind on the server.
    *
    * @throws {@link LockTimeout} when `timeout` is over, {@link Deadlock}, {@link Superseded},
-   * {@link Refused}, {@link ModuleMissing}, {@link ModuleTooOld}, {@link Closed}; for a named owner
-   * {@link LockLost} if it has lost the lock and not released it yet
+   * {@link Refused}, {@link ModuleMissing}, {@link ModuleTooOld}, {@link Closed}
    */
   async acquire(options: AcquireOptions & Options = {} as AcquireOptions & Options): Promise<Hold> {
     const { timeout = Infinity, signal, ...rest } = options

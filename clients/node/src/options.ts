@@ -4,7 +4,10 @@ import type { Clock } from './clock.js'
 export interface LockOptions {
   /** The lease, 10 or more, which is renewed at a third of its length while the lock is held. Default: 30,000. */
   lease?: number
-  /** A lease, 10 or more, that is not renewed: the hold ends after it. Replaces `lease`. */
+  /**
+   * A lease, 10 or more, that is a limit: the hold ends that long after its acquisition. Replaces `lease`. If the
+   * server allows less, it is renewed until then.
+   */
   fixedLease?: number
   /**
    * Binds the hold to the application's connection: if that is lost and no new one is made, the hold ends
@@ -83,10 +86,14 @@ function checkWhole(name: string, value: number | undefined, what: string, least
   }
 }
 
-/** How many milliseconds a hold is sure to last after an answer: its connection may close right after it. @internal */
-export function sessionLease({ session = Infinity }: LockOptions, lease: number): number {
-  return Math.min(lease, session)
-}
+/** The lease to ask for. @internal */
+export const leaseOf = ({ lease, fixedLease }: HoldOptions): number => fixedLease ?? lease
+
+/** The milliseconds after which a hold ends that its owner has not renewed yet. @internal */
+export const claimOf = (options: HoldOptions): number => Math.min(2000, leaseOf(options))
+
+/** The milliseconds after which a hold is renewed for the first time. @internal */
+export const renewalOf = (options: HoldOptions): number => Math.min(50, claimOf(options) / 3)
 
 /** Options that are undefined are not given. @internal */
 export function merge(base: HoldOptions, own: LockOptions): HoldOptions {

@@ -1,4 +1,3 @@
-import { within } from './clock.js'
 import type { Core } from './core.js'
 import { hashTag, slotOf, type Subscriber } from './driver.js'
 import { Unavailable } from './errors.js'
@@ -35,19 +34,19 @@ export class Subscriptions {
 
   /** Resolves with the node that serves the key when it has the subscription. With `probe` asks the connection. */
   async ready(key: string, channel: string, probe: boolean): Promise<string> {
-    const { driver, commandTimeout } = this.core
+    const { driver, commandTimeout, schedule } = this.core
     const late = () => new Unavailable(`the subscriber got no answer within ${commandTimeout} ms`)
     let name = ''
     let link: Link | undefined
     try {
       name = driver.node(key)
       link = this.#links.get(name) ?? this.#open(name, key)
-      const subscriber = await within(link.subscriber, commandTimeout, late)
+      const subscriber = await schedule.within(link.subscriber, commandTimeout, late)
       const known = link.channels.get(channel)
       const confirmed = known ?? this.#subscribe(link, subscriber, channel)
       link.channels.set(channel, confirmed)
-      await within(confirmed, commandTimeout, late)
-      if (probe && known) await within(subscriber.ping(), commandTimeout, late)
+      await schedule.within(confirmed, commandTimeout, late)
+      if (probe && known) await schedule.within(subscriber.ping(), commandTimeout, late)
       if (this.#links.get(name) !== link) throw new Unavailable('the subscriber has lost its connection')
       return name
     } catch (error) {
