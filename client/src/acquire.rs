@@ -9,9 +9,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
 use crate::Error;
+use crate::clock::Moment;
 use crate::core::{Core, Pauses, Reply};
 use crate::held::{Held, leaving, reenter};
-use crate::clock::Moment;
 use crate::hold::{Beginning, Hold};
 use crate::identity::next_id;
 use crate::options::{LONGEST, Options};
@@ -161,6 +161,7 @@ impl Core {
                 request: Arc::new(Request::new(self, subject, options)),
                 id: 0,
                 first_sent: Moment::NEVER,
+                claim: CLAIM.min(options.lease()),
                 is_open: false,
                 is_lost: false,
                 is_unanswered: false,
@@ -207,6 +208,8 @@ struct Attempt {
     id: u64,
     /// When the first copy of the request was sent.
     first_sent: Moment,
+    /// How long the hold lasts until it is claimed.
+    claim: Duration,
     /// Whether the server may still have this request in a queue or as a hold.
     is_open: bool,
     /// Whether the server may have granted the request without this client knowing. Then a refusal
@@ -225,7 +228,7 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         if self.is_open {
             let turn = std::mem::take(&mut self.turn);
-            settle(self.request.clone(), self.id, self.link.take(), self.desks.take(), turn);
+            settle(self.request.clone(), self.id, self.claim, self.link.take(), self.desks.take(), turn);
         }
         drop(self.token.take());
     }
@@ -282,7 +285,7 @@ impl Attempt {
         let link = node.link().await?;
         self.draw_id();
         let letter = subscriber.expect(self.id, self.request.subject.clone());
-        let command = self.request.acquire(self.id, Ask::Wait(wait.left(), &subscription.channel));
+        let command = self.request.acquire(self.id, self.claim, Ask::Wait(wait.left(), &subscription.channel));
         (self.is_open, self.link) = (true, Some(link.clone()));
         let within = wait.left().map_or(Duration::MAX, |left| left + PATIENCE).min(core.common.command_timeout);
         let reply = core.ask_over(&node, &link, &command, false, within).await;
@@ -307,7 +310,7 @@ impl Attempt {
         // Connects before it draws the id.
         self.request.core.node(self.request.slot).await?.link().await?;
         self.draw_id();
-        let command = self.request.acquire(self.id, Ask::Once);
+        let command = self.request.acquire(self.id, self.claim, Ask::Once);
         // The request may be sent from here on.
         let was_open = std::mem::replace(&mut self.is_open, true);
         let reply = self.request.ask(&command, Duration::MAX).await;
@@ -336,10 +339,14 @@ impl Attempt {
         match answer {
             Answer::Granted(Grant { tokens, left }) => {
                 let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
-                let is_unclaimed = left <= CLAIM && CLAIM < self.request.lease;
+                let is_unclaimed = left <= self.claim && self.claim < self.request.lease;
                 let beginning = Beginning { sent: reply.sent, left, acquired: reply.sent, is_unclaimed };
-                let late = || Err(Error::unavailable("the grant arrived after its lease had ended"));
-                self.begin(tokens, beginning, link)?.map_or_else(late, Ok)
+                let Some(granted) = self.begin(tokens, beginning, link)? else {
+                    // A round trip may take longer than the claim.
+                    self.claim = (self.claim * 2).min(self.request.lease);
+                    return Err(Error::unavailable("the grant arrived after its lease had ended"));
+                };
+                Ok(granted)
             }
             Answer::NotGranted => {
                 self.used();
@@ -420,7 +427,7 @@ impl Attempt {
         if self.is_unanswered || self.request.options.session_grace.is_some() {
             return Ok(Step::Again);
         }
-        let is_unclaimed = CLAIM < self.request.lease;
+        let is_unclaimed = self.claim < self.request.lease;
         let beginning = Beginning { sent: self.first_sent, left, acquired: self.request.core.now(), is_unclaimed };
         Ok(self.begin(tokens, beginning, link)?.unwrap_or(Step::Again))
     }
@@ -435,7 +442,7 @@ impl Attempt {
         // The module propagates a repeated ACQUIRE in any case, and WAIT covers only the writes of
         // its own connection.
         pipeline
-            .add_command(self.request.acquire(self.id, Ask::Once))
+            .add_command(self.request.acquire(self.id, self.claim, Ask::Once))
             .cmd("WAIT")
             .arg(wanted)
             .arg(wire::ms(patience).max(1));

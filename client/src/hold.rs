@@ -27,6 +27,9 @@ use crate::wire;
 /// still while the machine is suspended.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
+/// No renewal was attempted.
+const NEVER_RENEWED: Moment = Moment::from_us(0);
+
 /// Why a hold is no longer valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -123,7 +126,7 @@ impl Hold {
             link: Arc::downgrade(link),
             kept: options.session_grace.map(|_| link.clone()),
             place: core.renewals.place(),
-            not_before: Moment::from_us(0),
+            not_before: NEVER_RENEWED,
             pauses: Pauses::default(),
             has_failed: false,
             count: 1,
@@ -345,9 +348,10 @@ impl Hold {
 
     fn releasing(self: &Arc<Self>, state: &State, keep: Option<Duration>) -> Releasing {
         let (now, relied_until) = (self.request.core.now(), state.validity.ends());
-        // So may a renewal without an answer. While its connection is open, a hold with a session
-        // lasts longer than the reliance on it.
-        let is_renewing = state.has_failed || state.not_before > now;
+        // A renewal without an answer may have extended it; so may a late copy of the ACQUIRE until
+        // there is a renewal. While its connection is open, a hold with a session lasts longer than
+        // the reliance on it.
+        let is_renewing = state.has_failed || state.not_before > now || state.not_before == NEVER_RENEWED;
         let may_outlast = now >= relied_until || is_renewing || state.terms.session_grace.is_some();
         let until = if may_outlast { now.after(state.terms.lease) } else { relied_until };
         let release = Release {
@@ -391,8 +395,7 @@ impl Hold {
             if is_last && end.is_none() {
                 self.stop(&mut state, End::Released);
             }
-            let releasing =
-                (is_last && end.is_none()).then(|| self.releasing(&state, keep.filter(|_| is_held)));
+            let releasing = (is_last && end.is_none()).then(|| self.releasing(&state, keep.filter(|_| is_held)));
             (end, releasing)
         };
         match (end, is_held) {

@@ -109,17 +109,18 @@ impl Releasing {
                 return Err(Error::unavailable("no answer to the release before the lease ended"));
             }
             let reply = request.ask(&release, left).await;
+            // An earlier copy may have released it, and all of several keys.
+            let is_done = self.is_repeated && request.core.now() < self.release.relied_until;
             let error = match reply.said {
-                Ok(Value::Array(left)) if left.contains(&Value::Nil) => Error::Lost,
+                Ok(Value::Array(left)) if left.contains(&Value::Nil) => {
+                    let has_none = left.iter().all(|left| *left == Value::Nil);
+                    return if is_done && has_none { Ok(()) } else { Err(Error::Lost) };
+                }
                 Ok(_) => return Ok(()),
+                Err(Error::Lost) if is_done => return Ok(()),
                 Err(error) => error,
             };
-            // An earlier copy may have released it.
-            let is_done = self.is_repeated && request.core.now() < self.release.relied_until;
-            if error == Error::Lost && is_done {
-                return Ok(());
-            }
-            if !error.is_retryable() && error != Error::Lost && request.subject.is_many() {
+            if !error.is_retryable() && request.subject.is_many() {
                 self.release.release_each().await;
             }
             if error.ends_a_hold() {

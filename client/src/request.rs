@@ -9,7 +9,7 @@ use crate::Error;
 use crate::core::{Core, Reply};
 use crate::options::Options;
 use crate::transport::Link;
-use crate::wire::{Acquire, Ask, CLAIM, Subject};
+use crate::wire::{Acquire, Ask, Subject};
 
 pub(crate) struct Request {
     pub(crate) core: Arc<Core>,
@@ -25,20 +25,16 @@ impl Request {
         Self { core: core.clone(), subject, options: options.clone(), lease: options.lease(), slot }
     }
 
-    /// How long a new hold lasts until it is claimed.
-    pub(crate) fn claim(&self) -> Duration {
-        self.lease.min(CLAIM)
-    }
-
     /// The first key as text, for logs.
     pub(crate) fn key(&self) -> String {
         String::from_utf8_lossy(self.subject.first_key()).into_owned()
     }
 
-    pub(crate) fn acquire(&self, request_id: u64, ask: Ask<'_>) -> Cmd {
+    pub(crate) fn acquire(&self, request_id: u64, claim: Duration, ask: Ask<'_>) -> Cmd {
         let Options { session_grace, place_grace, is_owner_shared: counts, note, .. } = &self.options;
         let (session_grace, place_grace, counts, note) = (*session_grace, *place_grace, *counts, note.as_deref());
-        self.subject.acquire(Acquire { lease: self.lease, session_grace, place_grace, ask, counts, request_id, note })
+        let lease = self.lease;
+        self.subject.acquire(Acquire { lease, claim, session_grace, place_grace, ask, counts, request_id, note })
     }
 
     /// Sends a command once, and waits for at most `command_timeout` or `within`.

@@ -2,6 +2,7 @@
 //! its hold.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
@@ -19,7 +20,14 @@ use crate::transport::Link;
 ///
 /// At most 1,000 acquisitions are cleaned up at a time; the others end with their `BLOCK` time or
 /// claim.
-pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, desks: Option<Desks>, turn: Turn) {
+pub(crate) fn settle(
+    request: Arc<Request>,
+    id: u64,
+    claim: Duration,
+    link: Option<Arc<Link>>,
+    desks: Option<Desks>,
+    turn: Turn,
+) {
     let core = request.core.clone();
     let Ok(permit) = core.settlements.clone().try_acquire_owned() else { return };
     let cancel = request.subject.cancel(id);
@@ -39,7 +47,7 @@ pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, de
                 sleep(pauses.next()).await;
             }
         };
-        let settling = timeout(request.claim(), settling);
+        let settling = timeout(claim, settling);
         if ended.run_until_cancelled(settling).await.is_none_or(|settled| settled.is_err()) {
             tracing::debug!(key = %request.key(), "could not clean up an acquisition; its claim ends it");
         }

@@ -65,6 +65,7 @@ pub(crate) enum Ask<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acquire<'a> {
     pub(crate) lease: Duration,
+    pub(crate) claim: Duration,
     pub(crate) session_grace: Option<Duration>,
     pub(crate) place_grace: Option<Duration>,
     pub(crate) ask: Ask<'a>,
@@ -80,8 +81,8 @@ pub(crate) fn ms(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// How long a new hold lasts until its owner claims it with its first RENEW. A crashed owner, or a
-/// late copy of an ACQUIRE, delays the waiters by no more than this.
+/// How long a new hold lasts, at most, until its owner claims it with its first RENEW. A crashed
+/// owner, or a late copy of an ACQUIRE, delays the waiters by no more than this.
 pub(crate) const CLAIM: Duration = Duration::from_secs(2);
 
 /// An estimate of the words of a command besides its keys and owner, and of their bytes.
@@ -144,7 +145,7 @@ impl Subject {
                 }
             }
         }
-        command.arg("CLAIM").arg(ms(options.lease.min(CLAIM)));
+        command.arg("CLAIM").arg(ms(options.claim));
         if let Some(grace) = options.session_grace {
             command.arg("SESSION").arg(ms(grace));
         }
@@ -333,6 +334,7 @@ mod tests {
     fn options(ask: Ask<'_>) -> Acquire<'_> {
         Acquire {
             lease: Duration::from_secs(3),
+            claim: CLAIM,
             session_grace: None,
             place_grace: None,
             ask,
@@ -355,8 +357,8 @@ mod tests {
             "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 2000 SESSION 0 ONCE REQ 7 TIMED"
         );
 
-        let noted = Acquire { note: Some(b"host-1"), lease: Duration::from_secs(1), ..options(Ask::Once) };
-        assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 1000 CLAIM 1000 ONCE REQ 7 TIMED NOTE host-1");
+        let noted = Acquire { note: Some(b"host-1"), ..options(Ask::Once) };
+        assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 3000 CLAIM 2000 ONCE REQ 7 TIMED NOTE host-1");
 
         let fair = subject(Family::Fair, &["k"], 1);
         assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me REQ 7");
@@ -411,7 +413,14 @@ mod tests {
         assert_eq!(answer(&many, 2), Ok(Answer::Granted(grant(&[7, 8], 90))));
         assert_eq!(answer(&Value::Nil, 1), Ok(Answer::NotGranted));
         assert_eq!(answer(&Value::SimpleString("WAITING".to_owned()), 1), Ok(Answer::Waits));
-        let strange = [Value::Int(7), text("x"), array(&[]), array(&[Value::Int(7)]), array(&[text("x"), text("y")]), Value::Okay];
+        let strange = [
+            Value::Int(7),
+            text("x"),
+            array(&[]),
+            array(&[Value::Int(7)]),
+            array(&[text("x"), text("y")]),
+            Value::Okay,
+        ];
         for value in strange.iter().chain([&many]) {
             assert!(matches!(answer(value, 1), Err(Error::ModuleTooOld(_))), "{value:?}");
         }
@@ -422,8 +431,15 @@ mod tests {
         assert_eq!(message(b"granted 7 8 9 for 90"), Some((7, Message::Granted(grant(&[8, 9], 90)))));
         assert_eq!(message(b"nil 7"), Some((7, Message::NotGranted)));
         assert_eq!(message(b"error 7 SUPERSEDED by a newer one"), Some((7, Message::Failed(Error::Superseded))));
-        let garbled =
-            [b"granted 7 x for 9".as_slice(), b"granted 7", b"granted 7 8", b"granted 7 8 for", b"nil", b"other 7", b"\xff"];
+        let garbled = [
+            b"granted 7 x for 9".as_slice(),
+            b"granted 7",
+            b"granted 7 8",
+            b"granted 7 8 for",
+            b"nil",
+            b"other 7",
+            b"\xff",
+        ];
         for garbled in garbled {
             assert_eq!(message(garbled), None);
         }

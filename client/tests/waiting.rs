@@ -6,7 +6,7 @@ use rlock_client::{Client, Error};
 
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::{Server, Stopwatch};
-use crate::{PATIENCE, command_stat, connect, connections, eventually};
+use crate::{PATIENCE, claimed, command_stat, connect, connections, eventually};
 
 #[tokio::test]
 async fn waiter_gets_a_released_lock() {
@@ -40,6 +40,7 @@ async fn timed_wait_on_a_silent_server_ends_in_time() {
     let client = connect(&server).await;
     let holder = connect(&server).await;
     let guard = holder.lock("held").acquire().await.expect("a free lock");
+    claimed(&guard).await;
     let watch = Stopwatch::start();
     let (free, held) = (client.lock("free"), client.lock("held"));
     let waiter = tokio::spawn(async move { held.acquire_timeout(Duration::from_millis(300)).await });
