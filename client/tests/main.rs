@@ -14,6 +14,7 @@ mod examples;
 mod failovers;
 mod faults;
 mod forks;
+mod grants;
 mod holding;
 mod homes;
 mod isolation;

@@ -38,7 +38,8 @@ async fn repeated_release_after_the_lease_reports_the_loss() {
     assert!(matches!(outcome, Err(Error::Lost | Error::Unavailable { .. })), "{outcome:?}");
 }
 
-/// The RELEASE of that cleanup has no token, so it could end what the owner acquires next.
+/// The server remembers only the last request of an owner, so the cleanup must come before the next
+/// one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_of_an_owner_waits_for_the_cleanup_of_a_dropped_one() {
     let server = Server::start();
