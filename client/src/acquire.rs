@@ -9,9 +9,10 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
 use crate::Error;
+use crate::clock::Moment;
 use crate::core::{Core, Pauses, Reply};
 use crate::held::{Held, leaving, reenter};
-use crate::hold::Hold;
+use crate::hold::{Beginning, Hold};
 use crate::identity::next_id;
 use crate::options::{LONGEST, Options};
 use crate::owners::{self, Desks, Turn};
@@ -19,7 +20,7 @@ use crate::request::Request;
 use crate::settle::settle;
 use crate::subscriber::Letter;
 use crate::transport::Link;
-use crate::wire::{self, Answer, Ask, CLAIM, Family, Message, Subject};
+use crate::wire::{self, Answer, Ask, CLAIM, Family, Grant, Message, Subject};
 
 /// How long a waiter waits before it sends its request again, in case the message was lost.
 const ASKS_AGAIN_AFTER: Duration = Duration::from_secs(30);
@@ -156,9 +157,19 @@ impl Core {
                     }
                 }
             }
-            let request = Arc::new(Request::new(self, subject, options).await);
-            let mut attempt =
-                Attempt { request, id: 0, is_open: false, is_lost: false, link: None, desks, turn, token: Some(token) };
+            let mut attempt = Attempt {
+                request: Arc::new(Request::new(self, subject, options)),
+                id: 0,
+                first_sent: Moment::NEVER,
+                claim: CLAIM.min(options.lease()),
+                is_open: false,
+                is_lost: false,
+                is_unanswered: false,
+                link: None,
+                desks,
+                turn,
+                token: Some(token),
+            };
             // In a box: a thread that blocks on this future may have a small stack.
             let held = Box::pin(attempt.obtain(wait, &mut last)).await?;
             if let (Some(held), true) = (&held, is_named) {
@@ -185,8 +196,6 @@ pub(crate) fn no_answer() -> Error {
 /// The outcome of one request.
 enum Step {
     Granted(Held),
-    /// The server keeps a pending grant with these tokens until it is confirmed.
-    Pending(Vec<u64>),
     NotGranted,
     /// Send the request again at once.
     Again,
@@ -197,11 +206,17 @@ struct Attempt {
     request: Arc<Request>,
     /// 0 until the request is first sent, and after an answer that ends it.
     id: u64,
+    /// When the first copy of the request was sent.
+    first_sent: Moment,
+    /// How long the hold lasts until it is claimed.
+    claim: Duration,
     /// Whether the server may still have this request in a queue or as a hold.
     is_open: bool,
-    /// Whether a copy of the request got no answer. Then a refusal of a later copy says nothing
-    /// about the earlier one.
+    /// Whether the server may have granted the request without this client knowing. Then a refusal
+    /// of a later copy says nothing about the earlier one.
     is_lost: bool,
+    /// Whether a copy of the request got no answer.
+    is_unanswered: bool,
     link: Option<Arc<Link>>,
     /// Of a named owner.
     desks: Option<Desks>,
@@ -213,7 +228,7 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         if self.is_open {
             let turn = std::mem::take(&mut self.turn);
-            settle(self.request.clone(), self.id, self.link.take(), self.desks.take(), turn);
+            settle(self.request.clone(), self.id, self.claim, self.link.take(), self.desks.take(), turn);
         }
         drop(self.token.take());
     }
@@ -222,25 +237,21 @@ impl Drop for Attempt {
 impl Attempt {
     fn draw_id(&mut self) {
         if self.id == 0 {
-            self.id = next_id();
+            (self.id, self.first_sent) = (next_id(), self.request.core.now());
         }
     }
 
     /// Sends the request until the server grants or refuses the lock. `last` is the failure that
     /// ends the wait if its time is over now; `None` if the server's last answer was no failure.
     async fn obtain(&mut self, wait: Wait, last: &mut Option<Error>) -> Result<Option<Held>, Error> {
-        let (mut pauses, mut pending, mut has_failed) = (Pauses::default(), None, false);
+        let (mut pauses, mut has_failed) = (Pauses::default(), false);
         loop {
             last.get_or_insert_with(no_answer);
-            let step = match pending.take() {
-                Some(tokens) => self.claim(tokens).await,
-                None => self.ask(wait, last).await,
-            };
+            let step = self.ask(wait, last).await;
             if step.is_ok() {
                 *last = None;
             }
             match step {
-                Ok(Step::Pending(tokens)) => pending = Some(tokens),
                 Ok(Step::Granted(held)) => return self.prove(held).await.map(Some),
                 Ok(Step::NotGranted) if !wait.is_wait() => return Ok(None),
                 Ok(Step::NotGranted) if wait.left().is_some_and(|left| left.is_zero()) => return Err(Error::Timeout),
@@ -255,21 +266,9 @@ impl Attempt {
                     *last = Some(error);
                     sleep(pauses.next()).await;
                 }
-                Err(error) if self.shortens_lease(&error).await => {}
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// Whether the server refuses the lease of the request as too long. Then the request gets a
-    /// shorter one.
-    async fn shortens_lease(&mut self, refusal: &Error) -> bool {
-        let Request { core, subject, options, lease, .. } = &*self.request;
-        core.learn_from(refusal);
-        let shorter = Request::new(core, subject.clone(), options).await;
-        let is_shorter = shorter.lease < *lease;
-        self.request = Arc::new(shorter);
-        is_shorter
     }
 
     /// Sends the request, and waits for its outcome if `wait` says so.
@@ -286,7 +285,7 @@ impl Attempt {
         let link = node.link().await?;
         self.draw_id();
         let letter = subscriber.expect(self.id, self.request.subject.clone());
-        let command = self.request.acquire(self.id, Ask::Wait(wait.left(), &subscription.channel));
+        let command = self.request.acquire(self.id, self.claim, Ask::Wait(wait.left(), &subscription.channel));
         (self.is_open, self.link) = (true, Some(link.clone()));
         let within = wait.left().map_or(Duration::MAX, |left| left + PATIENCE).min(core.common.command_timeout);
         let reply = core.ask_over(&node, &link, &command, false, within).await;
@@ -311,7 +310,7 @@ impl Attempt {
         // Connects before it draws the id.
         self.request.core.node(self.request.slot).await?.link().await?;
         self.draw_id();
-        let command = self.request.acquire(self.id, Ask::Once);
+        let command = self.request.acquire(self.id, self.claim, Ask::Once);
         // The request may be sent from here on.
         let was_open = std::mem::replace(&mut self.is_open, true);
         let reply = self.request.ask(&command, Duration::MAX).await;
@@ -329,6 +328,7 @@ impl Attempt {
         };
         if error.is_lost_reply() {
             self.is_lost |= reply.link.is_some();
+            self.is_unanswered |= reply.link.is_some();
         } else {
             self.is_open = self.is_lost && error != Error::Superseded;
         }
@@ -337,7 +337,17 @@ impl Attempt {
 
     fn conclude(&mut self, answer: Answer, reply: &Reply) -> Result<Step, Error> {
         match answer {
-            Answer::Granted(tokens) => self.granted(tokens, reply, None),
+            Answer::Granted(Grant { tokens, left }) => {
+                let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
+                let is_unclaimed = left <= self.claim && self.claim < self.request.lease;
+                let beginning = Beginning { sent: reply.sent, left, acquired: reply.sent, is_unclaimed };
+                let Some(granted) = self.begin(tokens, beginning, link)? else {
+                    // A round trip may take longer than the claim.
+                    self.claim = (self.claim * 2).min(self.request.lease);
+                    return Err(Error::unavailable("the grant arrived after its lease had ended"));
+                };
+                Ok(granted)
+            }
             Answer::NotGranted => {
                 self.used();
                 Ok(Step::NotGranted)
@@ -348,20 +358,18 @@ impl Attempt {
 
     /// The request has ended without a grant. The next attempt needs a new request id.
     fn used(&mut self) {
-        (self.is_open, self.is_lost, self.id) = (false, false, 0);
+        (self.is_open, self.is_lost, self.is_unanswered, self.id) = (false, false, false, 0);
     }
 
     /// Begins the hold that an answer granted. If it has expired meanwhile, the request is sent
     /// again with the same id: the server has forgotten an expired hold and grants a new one, and
     /// it renews a live hold instead of counting it twice.
-    fn granted(&mut self, tokens: Vec<u64>, reply: &Reply, left: Option<Duration>) -> Result<Step, Error> {
-        let Some(link) = &reply.link else { return Err(Error::unavailable("no connection")) };
-        match Hold::begin(self.request.clone(), tokens, reply.sent, left, link) {
-            Ok(Some(hold)) => {
-                self.is_open = false;
-                Ok(Step::Granted(Held::first(hold)))
+    fn begin(&mut self, tokens: Vec<u64>, beginning: Beginning, link: &Arc<Link>) -> Result<Option<Step>, Error> {
+        match Hold::begin(self.request.clone(), tokens, beginning, link) {
+            Ok(hold) => {
+                self.is_open = hold.is_none();
+                Ok(hold.map(|hold| Step::Granted(Held::first(hold))))
             }
-            Ok(None) => Err(Error::unavailable("the grant arrived after its lease had ended")),
             Err(error) => {
                 // The hold that began in a closed client releases itself.
                 self.is_open &= error != Error::Closed;
@@ -402,33 +410,26 @@ impl Attempt {
                 }
                 Err(error)
             }
-            Some(Message::Granted(tokens)) if tokens.len() == self.request.subject.keys.len() => {
-                Ok(Step::Pending(tokens))
+            Some(Message::Granted(grant)) if grant.tokens.len() == self.request.subject.keys.len() => {
+                self.believe(grant, &link)
             }
             Some(Message::Granted(_)) => Err(Error::unavailable("the message of the grant lacks tokens")),
         }
     }
 
-    /// Confirms a grant that came as a message, unless its pending grant has expired.
-    async fn claim(&mut self, tokens: Vec<u64>) -> Result<Step, Error> {
-        let renew = self.request.subject.renew(&tokens, self.request.lease);
-        let reply = Box::pin(self.request.core.insist(self.request.slot, &renew, CLAIM / 2, CLAIM)).await;
-        match &reply.said {
-            Ok(left) => self.granted(tokens, &reply, Some(wire::milliseconds(left)?)),
-            Err(Error::Lost) => {
-                // The owner may still hold some of several keys.
-                if self.request.subject.is_many() {
-                    self.request.release_each(&tokens, self.id + 1).await;
-                }
-                self.used();
-                Ok(Step::Again)
-            }
-            // Sending the same request again confirms the grant as well.
-            Err(error) => {
-                self.is_lost = true;
-                Err(error.clone())
-            }
+    /// Begins the hold that a message granted. The server counts its time from when it first received
+    /// the request, which was after the first copy was sent, so no delay of the message can make the
+    /// belief outlast the hold. If that time has passed, or the message says too little, the request
+    /// is sent again: its answer says the same about this moment.
+    fn believe(&mut self, Grant { tokens, left }: Grant, link: &Arc<Link>) -> Result<Step, Error> {
+        // A refusal of the next copy would not end this grant.
+        self.is_lost = true;
+        if self.is_unanswered || self.request.options.session_grace.is_some() {
+            return Ok(Step::Again);
         }
+        let is_unclaimed = self.claim < self.request.lease;
+        let beginning = Beginning { sent: self.first_sent, left, acquired: self.request.core.now(), is_unclaimed };
+        Ok(self.begin(tokens, beginning, link)?.unwrap_or(Step::Again))
     }
 
     /// Waits until enough replicas have the grant, if the options ask for it. It uses its own
@@ -441,7 +442,7 @@ impl Attempt {
         // The module propagates a repeated ACQUIRE in any case, and WAIT covers only the writes of
         // its own connection.
         pipeline
-            .add_command(self.request.acquire(self.id, Ask::Once))
+            .add_command(self.request.acquire(self.id, self.claim, Ask::Once))
             .cmd("WAIT")
             .arg(wanted)
             .arg(wire::ms(patience).max(1));
@@ -470,16 +471,17 @@ impl Core {
         options.check()?;
         let desks = self.owners.desks(&subject);
         let _turn = owners::turn(&desks).await;
-        let request = Arc::new(Request::new(self, subject, options).await);
+        let request = Arc::new(Request::new(self, subject, options));
         let mut renew = request.subject.renew(&[token], request.lease);
         if let Some(note) = &options.note {
             renew.arg("NOTE").arg(&**note);
         }
         let within = self.common.command_timeout;
         let reply = self.insist(request.slot, &renew, within, within).await;
-        let left = Some(wire::milliseconds(&reply.said?)?);
+        let left = wire::milliseconds(&reply.said?)?;
         let link = reply.link.as_ref().ok_or(Error::Lost)?;
-        let hold = Hold::begin(request, vec![token], reply.sent, left, link)?.ok_or(Error::Lost)?;
+        let beginning = Beginning { sent: reply.sent, left, acquired: reply.sent, is_unclaimed: false };
+        let hold = Hold::begin(request, vec![token], beginning, link)?.ok_or(Error::Lost)?;
         hold.desks();
         Ok(Held::first(hold))
     }

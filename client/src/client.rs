@@ -252,7 +252,7 @@ impl Builder {
 pub(crate) async fn reached(client: Client) -> Result<Client, Error> {
     // Connecting may take longer than one command.
     client.core.node(None).await?.link().await?;
-    client.core.learn(None).await.map(|()| client)
+    client.core.check_module().await.map(|()| client)
 }
 
 pub(crate) fn name_of(info: &ConnectionInfo) -> String {

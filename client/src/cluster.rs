@@ -34,7 +34,7 @@ impl Builder {
         let client = self.build(|common| Box::new(Cluster(Known::new(common, settings, seeds))));
         client.core.node(None).await?;
         // This node may be down while others serve.
-        match client.core.learn(None).await {
+        match client.core.check_module().await {
             Err(error @ Error::ModuleMissing(_)) => Err(error),
             _ => Ok(client),
         }

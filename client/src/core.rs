@@ -2,7 +2,6 @@
 //! and background tasks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
@@ -17,11 +16,9 @@ use crate::clock::Moment;
 use crate::identity::ClientId;
 use crate::metrics::Meter;
 use crate::node::{Node, Servers};
-use crate::options::LONGEST;
 use crate::owners::Owners;
 use crate::renewal::Renewals;
 use crate::transport::{Common, Link};
-use crate::wire;
 
 /// How many abandoned acquisitions are cleaned up at a time. Beyond that, the expiry of pending
 /// grants and leases cleans up.
@@ -46,8 +43,6 @@ pub(crate) struct Core {
     pub(crate) closing: CancellationToken,
     /// The tasks and requests that closing waits for.
     under_way: TaskTracker,
-    /// 0 until the server has answered INFO.
-    longest_lease_us: AtomicU64,
     /// Stops the tasks of the client when dropped.
     _end: DropGuard,
 }
@@ -92,7 +87,6 @@ impl Core {
             settlements: Arc::new(Semaphore::new(SETTLEMENTS)),
             closing: CancellationToken::new(),
             under_way: TaskTracker::new(),
-            longest_lease_us: AtomicU64::new(0),
         })
     }
 
@@ -220,56 +214,20 @@ impl Core {
         self.insist(self.slot_of(keys), command, within, within).await.said
     }
 
-    /// Asks the server with INFO whether the module is loaded, and for the longest lease that it
-    /// grants. ACL rules may forbid INFO; then the longest lease is 365 days.
+    /// Checks that the server answers and has loaded the module. ACL rules may forbid the question;
+    /// then the first request finds out.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] if no server answers, [`Error::ModuleMissing`] if INFO does not show
-    /// the module.
-    pub(crate) async fn learn(&self, slot: Option<u16>) -> Result<(), Error> {
-        let info = self.ask(slot, redis::cmd("INFO").arg("rlock"), self.common.command_timeout).await.said;
-        let longest = match info {
-            Ok(info) => {
-                let info = String::from_utf8_lossy(wire::bytes(&info).unwrap_or_default()).into_owned();
-                if !info.contains("rlock_") {
-                    return Err(Error::ModuleMissing("INFO does not show it".to_owned()));
-                }
-                wire::longest_lease(&info)
+    /// [`Error::Unavailable`] if no server answers, [`Error::ModuleMissing`] if it has no module.
+    pub(crate) async fn check_module(&self) -> Result<(), Error> {
+        let question = redis::cmd("COMMAND").arg("INFO").arg("RLOCK.ACQUIRE").to_owned();
+        match self.ask(None, &question, self.common.command_timeout).await.said {
+            Err(error) if error.is_retryable() => Err(error),
+            Ok(Value::Array(commands)) if matches!(commands.as_slice(), [Value::Nil]) => {
+                Err(Error::ModuleMissing("COMMAND INFO does not show it".to_owned()))
             }
-            Err(error) if error.is_retryable() => return Err(error),
-            Err(_) => None,
-        };
-        let us = u64::try_from(longest.unwrap_or(LONGEST).as_micros()).unwrap_or(u64::MAX);
-        self.longest_lease_us.store(us, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Learns the longest lease from the refusal of a longer one. The server may have lowered it, or
-    /// ACL rules may forbid INFO.
-    pub(crate) fn learn_from(&self, refusal: &Error) {
-        if let Error::Refused { message, .. } = refusal
-            && let Some(longest) = wire::longest_lease_of_refusal(message)
-        {
-            let us = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
-            self.longest_lease_us.store(us, Ordering::Relaxed);
-        }
-    }
-
-    /// The longest lease that the server of a slot grants.
-    pub(crate) async fn longest_lease(&self, slot: Option<u16>) -> Duration {
-        if self.longest_lease_us.load(Ordering::Relaxed) == 0 {
-            // The next request will report the same error.
-            drop(self.learn(slot).await);
-        }
-        self.longest_known_lease()
-    }
-
-    /// The longest lease that the server has told.
-    pub(crate) fn longest_known_lease(&self) -> Duration {
-        match self.longest_lease_us.load(Ordering::Relaxed) {
-            0 => LONGEST,
-            us => Duration::from_micros(us),
+            _ => Ok(()),
         }
     }
 

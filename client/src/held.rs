@@ -72,14 +72,14 @@ impl Drop for Held {
 ///
 /// # Errors
 ///
-/// [`Error::Lost`] if that hold was lost, [`Error::Argument`] if the owner holds only some of the
-/// keys, or another number of permits.
+/// [`Error::Argument`] if the owner holds only some of the keys, or another number of permits;
+/// [`Error::Lost`] if the hold is lost at this moment.
 pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, Error> {
     let mut found = None;
     for hold in holds(desks) {
         let present = &hold.request.subject;
         let is_other_mode = present.family.is_shared_lock() && present.family != subject.family;
-        if is_other_mode || hold.guards() == 0 {
+        if is_other_mode || is_ending(&hold) {
             continue;
         }
         if present.keys != subject.keys || present.permits != subject.permits || present.family != subject.family {
@@ -94,10 +94,14 @@ pub(crate) fn reenter(desks: &Desks, subject: &Subject) -> Result<Option<Held>, 
     found.as_ref().map(Held::again).transpose()
 }
 
-/// Finds a hold of the owner without guards, whose release has not ended. The token is cancelled
-/// when it has.
+/// Finds a hold of the owner that is lost or has no guards, and whose release has not ended. The
+/// token is cancelled when it has.
 pub(crate) fn leaving(desks: &Desks) -> Option<CancellationToken> {
-    holds(desks).into_iter().find(|hold| hold.guards() == 0 && !hold.done.is_cancelled()).map(|hold| hold.done.clone())
+    holds(desks).into_iter().find(|hold| is_ending(hold) && !hold.done.is_cancelled()).map(|hold| hold.done.clone())
+}
+
+fn is_ending(hold: &Arc<Hold>) -> bool {
+    hold.guards() == 0 || !hold.is_held()
 }
 
 fn holds(desks: &Desks) -> Vec<Arc<Hold>> {

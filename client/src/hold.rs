@@ -27,6 +27,9 @@ use crate::wire;
 /// still while the machine is suspended.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
+/// No renewal was attempted.
+const NEVER_RENEWED: Moment = Moment::from_us(0);
+
 /// Why a hold is no longer valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -46,7 +49,8 @@ impl End {
 pub(crate) struct Hold {
     pub(crate) request: Arc<Request>,
     pub(crate) tokens: Arc<[u64]>,
-    terms: Terms,
+    /// When it ends, whatever its lease (`options.ends_by` or `max_hold`).
+    ends_by: Option<Moment>,
     state: Mutex<State>,
     /// Cancelled when the hold is no longer valid.
     over: CancellationToken,
@@ -57,6 +61,7 @@ pub(crate) struct Hold {
 }
 
 struct State {
+    terms: Terms,
     validity: Validity,
     /// The connection of the last answer. A hold with a session keeps it open.
     link: Weak<Link>,
@@ -73,10 +78,20 @@ struct State {
     end: Option<End>,
 }
 
+/// The answer that begins a hold.
+#[derive(Clone, Copy)]
+pub(crate) struct Beginning {
+    /// When the request was sent from whose receipt `left` counts.
+    pub(crate) sent: Moment,
+    pub(crate) left: Duration,
+    /// From when `max_hold` and a fixed lease count.
+    pub(crate) acquired: Moment,
+    /// Whether it ends unless it is renewed within `left`.
+    pub(crate) is_unclaimed: bool,
+}
+
 impl Hold {
-    /// Begins a hold that the answer to a request has granted or renewed. The lease counts from
-    /// `sent`, when the client sent the request. `left` is the time that the server reported as
-    /// left; `None` stands for the full lease. Returns `None` if the hold is no longer valid.
+    /// Begins a hold. Returns `None` if it is no longer valid.
     ///
     /// # Errors
     ///
@@ -85,8 +100,7 @@ impl Hold {
     pub(crate) fn begin(
         request: Arc<Request>,
         tokens: Vec<u64>,
-        sent: Moment,
-        left: Option<Duration>,
+        Beginning { sent, left, acquired, is_unclaimed }: Beginning,
         link: &Arc<Link>,
     ) -> Result<Option<Arc<Self>>, Error> {
         let (core, options) = (request.core.clone(), &request.options);
@@ -94,19 +108,25 @@ impl Hold {
             let text = "session_grace needs a connection of the client's own, not a ConnectionManager";
             return Err(Error::Argument(text.to_owned()));
         }
-        let ends_at = options.ends_by.or_else(|| options.max_hold.map(|most| sent.after(most)));
-        let terms =
-            Terms { lease: request.lease, session_grace: options.session_grace, renews: options.renews, ends_at };
-        let validity = Validity::given(&terms, sent, left.unwrap_or(request.lease), core.longest_known_lease());
-        if core.now() >= validity.ends() {
+        let ends_by = options.ends_by.or_else(|| options.max_hold.map(|most| acquired.after(most)));
+        let fixed_end = (!options.renews).then(|| acquired.after(request.lease));
+        let ends_at = ends_by.into_iter().chain(fixed_end).min();
+        let terms = Terms { lease: request.lease, session_grace: options.session_grace, ends_at };
+        let now = core.now();
+        let mut validity = Validity::given(&terms, sent, left);
+        if is_unclaimed {
+            validity = validity.unclaimed(now);
+        }
+        if now >= validity.ends() {
             return Ok(None);
         }
         let state = State {
+            terms,
             validity,
             link: Arc::downgrade(link),
-            kept: terms.session_grace.map(|_| link.clone()),
+            kept: options.session_grace.map(|_| link.clone()),
             place: core.renewals.place(),
-            not_before: Moment::from_us(0),
+            not_before: NEVER_RENEWED,
             pauses: Pauses::default(),
             has_failed: false,
             count: 1,
@@ -115,13 +135,13 @@ impl Hold {
         let hold = Arc::new(Self {
             request,
             tokens: tokens.into(),
-            terms,
+            ends_by,
             state: Mutex::new(state),
             over: CancellationToken::new(),
             done: CancellationToken::new(),
             desks: OnceLock::new(),
         });
-        hold.look_again(&mut hold.state(), core.now());
+        hold.look_again(&mut hold.state(), now);
         // Closing ends the registered holds. It may have done that just before this one registered.
         if core.closing.is_cancelled() {
             hold.end(End::Closed);
@@ -179,7 +199,7 @@ impl Hold {
 
     /// When it ends for good (`options.ends_by` or `max_hold`), if set.
     pub(crate) fn ends_by(&self) -> Option<Moment> {
-        self.terms.ends_at
+        self.ends_by
     }
 
     /// The owner's desks. Registers the hold there, so that other requests of the owner find it.
@@ -223,13 +243,8 @@ impl Hold {
         }
     }
 
-    /// Whether this end of the hold starts the release, and not the last guard. Without an answer, a
-    /// renewal may have extended a lost hold on the server.
-    fn is_released_by(&self, end: End) -> bool {
-        end == End::Closed || end == End::Lost && self.terms.renews
-    }
-
-    /// Ends the hold once. Reports [`End::Lost`].
+    /// Ends the hold once. Reports [`End::Lost`]. A lost hold is released, too: without an answer, a
+    /// renewal may have extended it on the server.
     pub(crate) fn end(self: &Arc<Self>, end: End) {
         let releasing = {
             let mut state = self.state();
@@ -237,7 +252,7 @@ impl Hold {
                 return;
             }
             self.stop(&mut state, end);
-            self.is_released_by(end).then(|| self.releasing(&state, None))
+            (end != End::Released).then(|| self.releasing(&state, None))
         };
         // Wakes the futures that await the loss, without holding the lock of the state.
         self.over.cancel();
@@ -259,7 +274,7 @@ impl Hold {
             return;
         }
         let is_closed = Self::is_closed(state);
-        let at = match state.validity.next_step(&self.terms, is_closed, state.not_before, now) {
+        let at = match state.validity.next_step(&state.terms, is_closed, state.not_before, now) {
             Step::Sleep(until) => until,
             Step::Lose | Step::Renew(_) => now,
         };
@@ -281,9 +296,10 @@ impl Hold {
         let mut state = self.state();
         let failed = match (left, link) {
             (Ok(left), Some(link)) => {
-                state.validity.renewed(&self.terms, sent, left, self.request.core.longest_known_lease());
+                let terms = state.terms;
+                state.validity.renewed(&terms, sent, left);
                 state.link = Arc::downgrade(link);
-                state.kept = self.terms.session_grace.map(|_| link.clone());
+                state.kept = terms.session_grace.map(|_| link.clone());
                 (state.not_before, state.pauses, state.has_failed) = (now, Pauses::default(), false);
                 None
             }
@@ -297,27 +313,25 @@ impl Hold {
         // The application's metrics may ask the guard.
         drop(state);
         if let Some(error) = failed {
-            self.request.core.learn_from(&error);
             tracing::debug!(key = %self.request.key(), %error, "a renewal failed");
             self.request.core.meter.count(|metrics| metrics.renewal_failed(self.request.subject.first_key(), &error));
         }
     }
 
-    fn renewal(&self, lease: Duration) -> Cmd {
-        self.request.subject.renew(&self.tokens, lease.min(self.request.core.longest_known_lease()))
-    }
-
     /// Renews at the caller's request, with the hold's lease or another one, until the server
-    /// answers or the hold ends.
+    /// answers or the hold ends. This moves the end of a fixed lease.
     pub(crate) async fn renew(self: &Arc<Self>, lease: Option<Duration>) -> Result<(), Error> {
         let mut pauses = Pauses::default();
         let renewing = async {
             loop {
-                let until_end = self.terms.ends_at.map_or(Duration::MAX, |end| self.request.core.now().until(end));
-                let lease = lease.unwrap_or(self.terms.lease).min(until_end);
-                let command = self.renewal(lease.max(crate::options::SHORTEST));
+                let now = self.request.core.now();
+                let end = now.after(lease.unwrap_or(self.request.lease)).min(self.ends_by.unwrap_or(Moment::NEVER));
+                let command = self.request.subject.renew(&self.tokens, now.until(end).max(crate::options::SHORTEST));
                 let reply = self.request.ask(&command, Duration::MAX).await;
                 let outcome = reply.said.as_ref().map(drop).map_err(Clone::clone);
+                if let (Ok(()), Some(ends_at)) = (&outcome, &mut self.state().terms.ends_at) {
+                    *ends_at = end.max(*ends_at);
+                }
                 self.take_answer(reply.sent, reply.link.as_ref(), reply.said);
                 match outcome {
                     Err(error) if error.is_retryable() => sleep(pauses.next()).await,
@@ -334,9 +348,12 @@ impl Hold {
 
     fn releasing(self: &Arc<Self>, state: &State, keep: Option<Duration>) -> Releasing {
         let (now, relied_until) = (self.request.core.now(), state.validity.ends());
-        // While its connection is open, a hold with a session lasts longer than the reliance on it.
-        let may_outlast = now >= relied_until || self.terms.session_grace.is_some();
-        let until = if may_outlast { now.after(self.terms.lease) } else { relied_until };
+        // A renewal without an answer may have extended it; so may a late copy of the ACQUIRE until
+        // there is a renewal. While its connection is open, a hold with a session lasts longer than
+        // the reliance on it.
+        let is_renewing = state.has_failed || state.not_before > now || state.not_before == NEVER_RENEWED;
+        let may_outlast = now >= relied_until || is_renewing || state.terms.session_grace.is_some();
+        let until = if may_outlast { now.after(state.terms.lease) } else { relied_until };
         let release = Release {
             _hold: self.clone(),
             request: self.request.clone(),
@@ -378,9 +395,7 @@ impl Hold {
             if is_last && end.is_none() {
                 self.stop(&mut state, End::Released);
             }
-            // A fixed lease that the client's clock has ended may still live on the server.
-            let releasing = (is_last && !end.is_some_and(|end| self.is_released_by(end)))
-                .then(|| self.releasing(&state, keep.filter(|_| is_held)));
+            let releasing = (is_last && end.is_none()).then(|| self.releasing(&state, keep.filter(|_| is_held)));
             (end, releasing)
         };
         match (end, is_held) {
@@ -402,7 +417,7 @@ impl Renewed for Hold {
             return None;
         }
         let is_closed = Self::is_closed(&state);
-        let step = state.validity.next_step(&self.terms, is_closed, state.not_before, now);
+        let step = state.validity.next_step(&state.terms, is_closed, state.not_before, now);
         let renewal = match step {
             Step::Lose => {
                 drop(state);
@@ -410,9 +425,9 @@ impl Renewed for Hold {
                 return None;
             }
             Step::Renew(lease) => {
-                let attempt = self.terms.attempt();
+                let attempt = state.validity.attempt();
                 state.not_before = now.after(attempt.min(self.request.core.common.command_timeout));
-                Some((self.renewal(lease), attempt))
+                Some((self.request.subject.renew(&self.tokens, lease), attempt))
             }
             Step::Sleep(_) => None,
         };
@@ -421,7 +436,7 @@ impl Renewed for Hold {
     }
 
     fn look_if_bound(self: Arc<Self>) {
-        if self.terms.session_grace.is_some() {
+        if self.request.options.session_grace.is_some() {
             self.look_again(&mut self.state(), self.request.core.now());
         }
     }

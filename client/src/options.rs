@@ -87,10 +87,9 @@ impl Options {
         Ok(())
     }
 
-    /// The lease to request: at most `max_hold`, and at most the longest lease that the server
-    /// grants.
-    pub(crate) fn lease(&self, longest: Duration) -> Duration {
-        self.lease.min(self.max_hold.unwrap_or(LONGEST)).min(longest)
+    /// The lease to request: at most `max_hold`.
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease.min(self.max_hold.unwrap_or(LONGEST))
     }
 }
 

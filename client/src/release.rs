@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use redis::Value;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -16,7 +17,7 @@ use crate::identity::next_id;
 use crate::owners::{self, Desks, Turn};
 use crate::request::Request;
 use crate::transport::Link;
-use crate::wire;
+use crate::wire::{self, Family, Subject};
 
 /// What to release, and how long to try.
 #[derive(Clone)]
@@ -39,10 +40,23 @@ pub(crate) struct Release {
     pub(crate) done: CancellationToken,
 }
 
+impl Release {
+    /// One of several keys refuses the command for all of them, because it is not a lock, or
+    /// forbidden. Releases the others.
+    async fn release_each(&self) {
+        let Self { request, tokens, .. } = self;
+        let within = request.core.common.command_timeout;
+        for (key, token) in request.subject.keys.iter().zip(tokens.iter()) {
+            let subject = Subject { keys: Arc::from([key.clone()]), ..request.subject.clone() };
+            drop(request.core.insist(request.slot, &subject.release(&[*token], 0, None), within, within).await);
+        }
+    }
+}
+
 /// A release in progress. If it is dropped, it goes on in the background.
 pub(crate) struct Releasing {
     release: Release,
-    /// Assigned when its turn comes.
+    /// Assigned when its turn comes, if it needs one.
     id: Option<u64>,
     /// Resolves when it is its turn among the requests of a named owner.
     awaited: Option<BoxFuture<'static, Turn>>,
@@ -83,9 +97,11 @@ impl Releasing {
 
     async fn ask(&mut self) -> Result<(), Error> {
         let request = self.release.request.clone();
-        let id = *self.id.get_or_insert_with(next_id);
+        // A repeat finds no hold with this token, unless other requests count in the same hold.
+        let is_counted = request.options.is_owner_shared || request.subject.family == Family::Semaphore;
+        let id = is_counted.then(|| *self.id.get_or_insert_with(next_id));
         let keep_ms = self.release.keep.map_or(0, wire::ms);
-        let release = request.subject.release(&self.release.tokens, request.subject.permits, keep_ms, id);
+        let release = request.subject.release(&self.release.tokens, keep_ms, id);
         let mut pauses = Pauses::default();
         loop {
             let left = request.core.now().until(self.release.until);
@@ -93,13 +109,22 @@ impl Releasing {
                 return Err(Error::unavailable("no answer to the release before the lease ended"));
             }
             let reply = request.ask(&release, left).await;
-            let Err(error) = reply.said else { return Ok(()) };
+            // An earlier copy may have released it, and all of several keys.
             let is_done = self.is_repeated && request.core.now() < self.release.relied_until;
-            let many = !error.is_retryable() && request.subject.is_many();
-            // An earlier copy has released all keys or none.
-            let held = if many { request.release_each(&self.release.tokens, id).await } else { 0 };
+            let error = match reply.said {
+                Ok(Value::Array(left)) if left.contains(&Value::Nil) => {
+                    let has_none = left.iter().all(|left| *left == Value::Nil);
+                    return if is_done && has_none { Ok(()) } else { Err(Error::Lost) };
+                }
+                Ok(_) => return Ok(()),
+                Err(Error::Lost) if is_done => return Ok(()),
+                Err(error) => error,
+            };
+            if !error.is_retryable() && request.subject.is_many() {
+                self.release.release_each().await;
+            }
             if error.ends_a_hold() {
-                return if is_done && held == 0 { Ok(()) } else { Err(Error::Lost) };
+                return Err(Error::Lost);
             }
             if error.code() == "ERR" && self.release.keep.take().is_some() {
                 // Another client holds the lock for the same shared owner, so only this client's

@@ -25,39 +25,33 @@ const RENEWALS_PER_LEASE: u32 = 3;
 /// early.
 const ROUNDS_PER_SPAN: u32 = 64;
 
+/// How long after its grant a new hold is claimed by its first renewal.
+const CLAIMED_AFTER: Duration = Duration::from_millis(50);
+
+/// Claims that are due within this time run together.
+const CLAIMED_TOGETHER: Duration = Duration::from_micros(1 << 13);
+
 /// A time a little shorter than `span`. When it has passed on this machine's clock, `span` has not
 /// passed on the server's.
 pub(crate) fn less_margin(span: Duration) -> Duration {
     span.saturating_sub(span / DRIFT_DIVISOR).saturating_sub(ROUNDING)
 }
 
-/// The fixed properties of a hold.
+/// What the requests for a hold ask for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// The lease that each renewal requests.
     pub(crate) lease: Duration,
     /// How long the hold outlives its connection, if it is bound to one.
     pub(crate) session_grace: Option<Duration>,
-    /// Whether the lease is renewed.
-    pub(crate) renews: bool,
     /// When the hold ends, whatever its renewals.
     pub(crate) ends_at: Option<Moment>,
 }
 
 impl Terms {
     /// How long an answer keeps a hold valid even if its connection closes right after.
-    pub(crate) fn effective(&self, left: Duration) -> Duration {
+    fn effective(&self, left: Duration) -> Duration {
         self.session_grace.map_or(left, |grace| left.min(grace))
-    }
-
-    /// The time limit for one attempt to renew.
-    pub(crate) fn attempt(&self) -> Duration {
-        self.effective(self.lease) / RENEWALS_PER_LEASE
-    }
-
-    /// Whether anything is renewed: the lease, or the session.
-    fn is_kept(&self) -> bool {
-        self.renews || self.session_grace.is_some()
     }
 }
 
@@ -79,36 +73,38 @@ pub(crate) struct Validity {
     sent: Moment,
     /// For how long it made the hold valid.
     span: Duration,
-    lease_ends: Moment,
     deadline: Moment,
     renew_at: Moment,
+    /// The time limit for one attempt to renew.
+    attempt: Duration,
 }
 
 impl Validity {
-    /// After the answer to an ACQUIRE or RENEW. A RENEW answers with the time left on the server,
-    /// counted from a moment not before `sent`. It is less than requested if an EXPIRE was set on
-    /// the key. It is more than `longest`, the longest lease that the server grants, if the server
-    /// has granted longer ones before: after a failover, other owners wait for `longest` only.
-    pub(crate) fn given(terms: &Terms, sent: Moment, left: Duration, longest: Duration) -> Self {
-        let effective = terms.effective(left.min(longest));
-        let due = sent.after(effective.min(terms.lease) / RENEWALS_PER_LEASE);
+    /// After the answer to an ACQUIRE or RENEW. The server answers with the time left, counted from a
+    /// moment not before `sent`. It is less than requested if the server allows only shorter leases,
+    /// or an EXPIRE was set on the key.
+    pub(crate) fn given(terms: &Terms, sent: Moment, left: Duration) -> Self {
+        let effective = terms.effective(left);
+        let attempt = effective.min(terms.lease) / RENEWALS_PER_LEASE;
         let step_us = u64::try_from((effective / ROUNDS_PER_SPAN).as_micros()).unwrap_or(u64::MAX);
         // All steps are powers of two, so that renewals of different holds coincide.
         let step = Duration::from_micros(step_us.checked_ilog2().map_or(1, |bits| 1 << bits));
-        let ends = |span| sent.after(less_margin(span)).min(terms.ends_at.unwrap_or(Moment::NEVER));
-        Self {
-            sent,
-            span: effective,
-            lease_ends: ends(left),
-            deadline: ends(effective),
-            renew_at: due.rounded_down(step),
-        }
+        let ends = sent.after(less_margin(effective)).min(terms.ends_at.unwrap_or(Moment::NEVER));
+        Self { sent, span: effective, deadline: ends, renew_at: sent.after(attempt).rounded_down(step), attempt }
+    }
+
+    /// The same for a new hold, which lasts only until its claim has passed. A hold that is released
+    /// soon needs no renewal, so the first one is not sent at once.
+    pub(crate) fn unclaimed(self, now: Moment) -> Self {
+        let left = now.until(self.deadline) / RENEWALS_PER_LEASE;
+        let renew_at = now.after(left.min(CLAIMED_AFTER)).rounded_down(CLAIMED_TOGETHER);
+        Self { renew_at, attempt: left.min(self.attempt), ..self }
     }
 
     /// After the answer to a RENEW. Does nothing if the answer to a later RENEW came first.
-    pub(crate) fn renewed(&mut self, terms: &Terms, sent: Moment, left: Duration, longest: Duration) {
+    pub(crate) fn renewed(&mut self, terms: &Terms, sent: Moment, left: Duration) {
         if sent >= self.sent {
-            *self = Self::given(terms, sent, left, longest);
+            *self = Self::given(terms, sent, left);
         }
     }
 
@@ -122,18 +118,20 @@ impl Validity {
         self.deadline
     }
 
-    /// The lease that a renewal requests now. It does not extend a fixed lease, or go beyond
-    /// `ends_at`.
+    /// The time limit for one attempt to renew.
+    pub(crate) fn attempt(&self) -> Duration {
+        self.attempt
+    }
+
+    /// The lease that a renewal requests now. It does not go beyond `ends_at`.
     fn lease_to_ask(&self, terms: &Terms, now: Moment) -> Option<Duration> {
         // A renewal near `ends_at` gains next to nothing, and without this check each would be
         // followed by another, shorter one.
-        if terms.session_grace.is_none()
-            && terms.ends_at.is_some_and(|end| self.deadline.after(terms.attempt() / 8) >= end)
-        {
+        let gain = self.attempt / 8 + ROUNDING * 2;
+        if terms.session_grace.is_none() && terms.ends_at.is_some_and(|end| self.deadline.after(gain) >= end) {
             return None;
         }
-        let most = if terms.renews { terms.lease } else { now.until(self.lease_ends) };
-        let most = most.min(terms.ends_at.map_or(Duration::MAX, |end| now.until(end)));
+        let most = terms.lease.min(terms.ends_at.map_or(Duration::MAX, |end| now.until(end)));
         let lease = Duration::from_millis(u64::try_from(most.as_millis()).unwrap_or(u64::MAX));
         (!lease.is_zero()).then_some(lease)
     }
@@ -145,7 +143,7 @@ impl Validity {
         if now >= ends {
             return Step::Lose;
         }
-        let Some(lease) = self.lease_to_ask(terms, now).filter(|_| terms.is_kept()) else { return Step::Sleep(ends) };
+        let Some(lease) = self.lease_to_ask(terms, now) else { return Step::Sleep(ends) };
         // Bind a session that has lost its connection to the next one at once.
         let due = if is_closed && terms.session_grace.is_some() { not_before } else { self.renew_at.max(not_before) };
         if now >= due { Step::Renew(lease) } else { Step::Sleep(ends.min(due)) }
@@ -155,7 +153,6 @@ impl Validity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::LONGEST;
     use proptest::prelude::*;
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -168,11 +165,11 @@ mod tests {
     }
 
     fn terms() -> Terms {
-        Terms { lease: LEASE, session_grace: None, renews: true, ends_at: None }
+        Terms { lease: LEASE, session_grace: None, ends_at: None }
     }
 
     fn given(terms: &Terms, left: Duration) -> Validity {
-        Validity::given(terms, at(0), left, LONGEST)
+        Validity::given(terms, at(0), left)
     }
 
     fn step(terms: &Terms, is_closed: bool, ms: u64) -> Step {
@@ -181,7 +178,7 @@ mod tests {
 
     #[test]
     fn hold_ends_before_its_lease() {
-        let terms = Terms { renews: false, ..terms() };
+        let terms = Terms { ends_at: Some(at(30_000)), ..terms() };
         assert_eq!(step(&terms, OPEN, 29_697), Step::Sleep(at(29_698)));
         assert_eq!(step(&terms, OPEN, 29_698), Step::Lose);
     }
@@ -202,9 +199,9 @@ mod tests {
         assert!(matches!(step(&terms, OPEN, 500), Step::Sleep(_)));
         assert_eq!(step(&terms, CLOSED, 500), Step::Renew(LEASE));
         assert_eq!(step(&terms, OPEN, 2968), Step::Lose, "the server may have closed the connection long ago");
-        let fixed = Terms { renews: false, ..terms };
+        let fixed = Terms { ends_at: Some(at(30_000)), ..terms };
         let Step::Renew(left) = step(&fixed, CLOSED, 500) else { panic!("the session must be bound again") };
-        assert!(left < LEASE - Duration::from_millis(500), "a fixed lease is not extended: {left:?}");
+        assert!(left <= LEASE - Duration::from_millis(500), "a fixed lease is not extended: {left:?}");
     }
 
     #[test]
@@ -214,7 +211,7 @@ mod tests {
         assert_eq!(short.next_step(&terms, OPEN, at(0), at(12_000)), Step::Renew(Duration::from_secs(8)));
         assert_eq!(step(&terms, OPEN, 20_000), Step::Lose);
         let mut validity = given(&terms, Duration::from_secs(15));
-        validity.renewed(&terms, at(12_000), Duration::from_secs(8), LONGEST);
+        validity.renewed(&terms, at(12_000), Duration::from_secs(8));
         assert!(
             matches!(validity.next_step(&terms, OPEN, at(0), at(18_000)), Step::Sleep(_)),
             "a renewal would gain nothing"
@@ -224,26 +221,47 @@ mod tests {
     #[test]
     fn expire_on_the_key_shortens_validity_and_a_late_answer_is_ignored() {
         let mut validity = given(&terms(), LEASE);
-        validity.renewed(&terms(), at(1000), Duration::from_secs(5), LONGEST);
+        validity.renewed(&terms(), at(1000), Duration::from_secs(5));
         assert_eq!(validity.ends(), at(6000 - 50 - 2));
-        validity.renewed(&terms(), at(500), LEASE, LONGEST);
+        validity.renewed(&terms(), at(500), LEASE);
         assert_eq!(validity.ends(), at(6000 - 50 - 2));
     }
 
-    /// The server does not shorten a lease that it has granted.
     #[test]
-    fn validity_follows_the_longest_lease_downwards() {
-        let longest = Duration::from_secs(3);
-        let mut validity = given(&terms(), LEASE);
-        validity.renewed(&terms(), at(1000), Duration::from_secs(29), longest);
-        assert_eq!(validity.ends(), at(4000 - 30 - 2));
-        assert_eq!(validity.next_step(&terms(), OPEN, at(0), at(2000)), Step::Renew(LEASE), "after a third of it");
-        let fixed = Terms { renews: false, session_grace: Some(GRACE * 2), ..terms() };
-        let mut validity = given(&fixed, LEASE);
-        validity.renewed(&fixed, at(1000), Duration::from_secs(29), longest);
-        assert_eq!(validity.ends(), at(4000 - 30 - 2));
-        let Step::Renew(left) = validity.next_step(&fixed, OPEN, at(0), at(2000)) else { panic!("it is due") };
-        assert!(left > Duration::from_secs(27), "the fixed lease still ends when it was to: {left:?}");
+    fn fixed_lease_is_renewed_only_if_the_server_allows_less() {
+        for lease_ms in [10, 30, 100, 500, 2000, 30_000, 3_600_000] {
+            let lease = Duration::from_millis(lease_ms);
+            let terms = Terms { lease, ends_at: Some(at(lease_ms)), ..terms() };
+            let step = |ms| given(&terms, lease).next_step(&terms, OPEN, at(0), at(ms));
+            for ms in 0..lease_ms.min(2000) {
+                assert!(!matches!(step(ms), Step::Renew(_)), "{lease_ms} ms, after {ms} ms");
+            }
+        }
+        let terms = Terms { ends_at: Some(at(30_000)), ..terms() };
+        let mut validity = given(&terms, Duration::from_secs(3));
+        assert_eq!(validity.next_step(&terms, OPEN, at(0), at(1000)), Step::Renew(LEASE - Duration::from_secs(1)));
+        validity.renewed(&terms, at(28_000), Duration::from_millis(2000));
+        assert_eq!(validity.ends(), at(30_000 - 20 - 2));
+        assert_eq!(validity.next_step(&terms, OPEN, at(0), at(29_500)), Step::Sleep(at(30_000 - 20 - 2)));
+    }
+
+    #[test]
+    fn new_hold_is_claimed_soon_and_well_before_its_claim_has_passed() {
+        let claimed_at = |sent, left, now| {
+            let new = Validity::given(&terms(), at(sent), Duration::from_millis(left)).unclaimed(at(now));
+            match new.next_step(&terms(), OPEN, at(0), at(now)) {
+                Step::Sleep(due) => at(now).until(due).as_millis(),
+                Step::Renew(LEASE) => 0,
+                step => panic!("{step:?}"),
+            }
+        };
+        assert!((40..=50).contains(&claimed_at(0, 2000, 1)));
+        assert!((40..=50).contains(&claimed_at(0, 12_000, 10_100)), "after a wait of 10 s");
+        assert!((10..=20).contains(&claimed_at(0, 102_000, 100_918)), "60 ms before its deadline");
+        assert!(claimed_at(0, 12_000, 11_877) <= 1);
+        // Two more attempts fit in.
+        let new = Validity::given(&terms(), at(0), Duration::from_secs(2)).unclaimed(at(100));
+        assert!((Duration::from_millis(600)..=Duration::from_millis(640)).contains(&new.attempt()));
     }
 
     proptest! {

@@ -65,6 +65,7 @@ pub(crate) enum Ask<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acquire<'a> {
     pub(crate) lease: Duration,
+    pub(crate) claim: Duration,
     pub(crate) session_grace: Option<Duration>,
     pub(crate) place_grace: Option<Duration>,
     pub(crate) ask: Ask<'a>,
@@ -80,8 +81,8 @@ pub(crate) fn ms(span: Duration) -> u64 {
     u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// How long the server keeps a pending grant that the waiter has not confirmed. A crashed waiter
-/// delays the waiters behind it by no more than this.
+/// How long a new hold lasts, at most, until its owner claims it with its first RENEW. A crashed
+/// owner, or a late copy of an ACQUIRE, delays the waiters by no more than this.
 pub(crate) const CLAIM: Duration = Duration::from_secs(2);
 
 /// An estimate of the words of a command besides its keys and owner, and of their bytes.
@@ -98,8 +99,17 @@ impl Subject {
         self.keys.len() > 1
     }
 
-    /// Starts a command of the family, with the arguments that all of them share.
+    /// Starts a command about a hold.
     fn command(&self, verb: &str) -> Cmd {
+        let mut command = self.plain_command(verb);
+        if let Some(mode) = self.family.mode() {
+            command.arg(mode);
+        }
+        command
+    }
+
+    /// Starts a command of the family, with the arguments that all of them share.
+    fn plain_command(&self, verb: &str) -> Cmd {
         let many = if self.is_many() { "M" } else { "" };
         // Reserve enough space for the whole command, so that it is not reallocated.
         let names: usize = self.keys.iter().map(Vec::len).sum();
@@ -112,9 +122,6 @@ impl Subject {
             command.arg(key.as_slice());
         }
         command.arg(&*self.owner);
-        if let Some(mode) = self.family.mode() {
-            command.arg(mode);
-        }
         command
     }
 
@@ -133,19 +140,19 @@ impl Subject {
             // `BLOCK 0` waits without a limit, so a bounded wait sends at least 1.
             Ask::Wait(wait, channel) => {
                 command.arg("BLOCK").arg(wait.map_or(0, |wait| ms(wait).max(1))).arg("NOTIFY").arg(channel);
-                command.arg("CLAIM").arg(ms(options.lease.min(CLAIM)));
                 if let Some(grace) = options.place_grace {
                     command.arg("GRACE").arg(ms(grace));
                 }
             }
         }
+        command.arg("CLAIM").arg(ms(options.claim));
         if let Some(grace) = options.session_grace {
             command.arg("SESSION").arg(ms(grace));
         }
         if !options.counts {
             command.arg("ONCE");
         }
-        command.arg("REQ").arg(options.request_id);
+        command.arg("REQ").arg(options.request_id).arg("TIMED");
         if let Some(note) = options.note {
             command.arg("NOTE").arg(note);
         }
@@ -164,30 +171,36 @@ impl Subject {
         }
     }
 
-    /// Releases `permits` of a semaphore, or one count of any other lock. If `keep_ms` is not 0,
-    /// the lock stays closed for that long.
-    pub(crate) fn release(&self, tokens: &[u64], permits: u32, keep_ms: u64, request_id: u64) -> Cmd {
+    /// Releases the permits of a semaphore, or one count of any other lock. If `keep_ms` is not 0,
+    /// the lock stays closed for that long. Without a request id a repeat would release another
+    /// count, if there is one.
+    pub(crate) fn release(&self, tokens: &[u64], keep_ms: u64, request_id: Option<u64>) -> Cmd {
         let mut command = self.command("RELEASE");
-        self.add_permits(&mut command, permits);
-        command.arg("REQ").arg(request_id);
+        self.add_permits(&mut command, self.permits);
+        if let Some(id) = request_id {
+            command.arg("REQ").arg(id);
+        }
         if keep_ms > 0 {
             command.arg("KEEP").arg(keep_ms);
         }
         self.add_tokens(&mut command, tokens);
+        if self.is_many() {
+            command.arg("EACH");
+        }
         command
     }
 
     pub(crate) fn renew(&self, tokens: &[u64], lease: Duration) -> Cmd {
         let mut command = self.command("RENEW");
-        command.arg("PX").arg(ms(lease));
+        command.arg("PX").arg(ms(lease)).arg("TIMED");
         self.add_tokens(&mut command, tokens);
         command
     }
 
-    /// Cancels a waiting request.
+    /// Ends a request, whether it waits or was granted.
     pub(crate) fn cancel(&self, request_id: u64) -> Cmd {
-        let mut command = redis::cmd(&[self.family.prefix(), "CANCEL"].concat());
-        command.arg(self.first_key()).arg(&*self.owner).arg("REQ").arg(request_id);
+        let mut command = self.plain_command("CANCEL");
+        command.arg("REQ").arg(request_id);
         command
     }
 }
@@ -202,36 +215,49 @@ pub(crate) fn configure_semaphore(verb: &str, key: &[u8], permits: u32, idle: Op
     command
 }
 
+/// Holds that the server has granted.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Grant {
+    /// One per key.
+    pub(crate) tokens: Vec<u64>,
+    /// How long the first of the holds lasts, counted from when the server received the request.
+    pub(crate) left: Duration,
+}
+
+impl Grant {
+    /// From the tokens and the milliseconds left.
+    fn of(mut numbers: Vec<u64>) -> Option<Self> {
+        let left = Duration::from_millis(numbers.pop()?);
+        (!numbers.is_empty()).then_some(Self { tokens: numbers, left })
+    }
+}
+
 /// The answer to an ACQUIRE.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// The tokens, one per key.
-    Granted(Vec<u64>),
+    Granted(Grant),
     NotGranted,
     /// The answer will come as a message.
     Waits,
 }
 
-/// Parses the answer to an ACQUIRE of `keys` keys. An old module that does not know `NOTIFY`
-/// answers a wait with 0.
+/// Parses the answer to an ACQUIRE of `keys` keys.
 pub(crate) fn answer(value: &Value, keys: usize) -> Result<Answer, Error> {
-    let tokens: Option<Vec<u64>> = match value {
+    let grant = match value {
         Value::Nil => return Ok(Answer::NotGranted),
-        Value::Array(values) => values.iter().map(token).collect(),
-        value => match token(value) {
-            None if bytes(value).is_ok_and(|word| word == b"WAITING") => return Ok(Answer::Waits),
-            token => token.map(|token| vec![token]),
-        },
+        Value::Array(values) => values.iter().map(token).collect::<Option<_>>().and_then(Grant::of),
+        value if bytes(value).is_ok_and(|word| word == b"WAITING") => return Ok(Answer::Waits),
+        _ => None,
     };
-    match tokens.filter(|tokens| tokens.len() == keys) {
-        Some(tokens) => Ok(Answer::Granted(tokens)),
+    match grant.filter(|grant| grant.tokens.len() == keys) {
+        Some(grant) => Ok(Answer::Granted(grant)),
         None => Err(Error::ModuleTooOld(format!("it answered ACQUIRE with {value:?}"))),
     }
 }
 
-/// A token is an integer above 0.
+/// A token, or a number of milliseconds.
 fn token(value: &Value) -> Option<u64> {
-    number(value).ok().and_then(|number| u64::try_from(number).ok()).filter(|token| *token > 0)
+    number(value).ok().and_then(|number| u64::try_from(number).ok())
 }
 
 /// Parses a number, which may come as text.
@@ -261,19 +287,23 @@ pub(crate) fn bytes(value: &Value) -> Result<&[u8], Error> {
 /// The outcome of a waiting request, as its message tells it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
-    Granted(Vec<u64>),
+    Granted(Grant),
     NotGranted,
     Failed(Error),
 }
 
-/// Parses `granted ID TOKEN…`, `nil ID` or `error ID CODE TEXT`. `None` for anything else.
+/// Parses `granted ID TOKEN… for MS`, `nil ID` or `error ID CODE TEXT`. `None` for anything else.
 pub(crate) fn message(payload: &[u8]) -> Option<(u64, Message)> {
     let text = std::str::from_utf8(payload).ok()?;
     let mut words = text.splitn(3, ' ');
     let (word, id) = (words.next()?, words.next()?.parse().ok()?);
     let rest = words.next().unwrap_or_default();
     let message = match word {
-        "granted" => Message::Granted(rest.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?),
+        "granted" => {
+            let (tokens, left) = rest.split_once(" for ")?;
+            let numbers = tokens.split(' ').chain([left]).map(str::parse);
+            Message::Granted(Grant::of(numbers.collect::<Result<_, _>>().ok()?)?)
+        }
         "nil" => Message::NotGranted,
         "error" => {
             let (code, text) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -282,18 +312,6 @@ pub(crate) fn message(payload: &[u8]) -> Option<(u64, Message)> {
         _ => return None,
     };
     Some((id, message))
-}
-
-/// The longest lease that the server grants, from the text of INFO.
-pub(crate) fn longest_lease(info: &str) -> Option<Duration> {
-    let ms = info.lines().find_map(|line| line.strip_prefix("rlock_max_lease_ms:"))?.trim().parse().ok()?;
-    (ms > 0).then(|| Duration::from_millis(ms))
-}
-
-/// The longest lease that the server grants, from its refusal of a longer one.
-pub(crate) fn longest_lease_of_refusal(message: &str) -> Option<Duration> {
-    let (_, longest) = message.split_once("is longer than rlock.max-lease-ms, which is ")?;
-    longest.split(' ').next()?.parse().ok().map(Duration::from_millis)
 }
 
 #[cfg(test)]
@@ -316,6 +334,7 @@ mod tests {
     fn options(ask: Ask<'_>) -> Acquire<'_> {
         Acquire {
             lease: Duration::from_secs(3),
+            claim: CLAIM,
             session_grace: None,
             place_grace: None,
             ask,
@@ -328,37 +347,48 @@ mod tests {
     #[test]
     fn commands_match_the_module() {
         let mutex = subject(Family::Mutex, &["k"], 1);
-        assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 ONCE REQ 7");
-        assert_eq!(words(&mutex.release(&[9], 1, 0, 8)), "RLOCK.RELEASE k me REQ 8 TOKEN 9");
-        assert_eq!(words(&mutex.release(&[9], 1, 50, 8)), "RLOCK.RELEASE k me REQ 8 KEEP 50 TOKEN 9");
+        assert_eq!(words(&mutex.acquire(options(Ask::Once))), "RLOCK.ACQUIRE k me PX 3000 CLAIM 2000 ONCE REQ 7 TIMED");
+        assert_eq!(words(&mutex.release(&[9], 0, None)), "RLOCK.RELEASE k me TOKEN 9");
+        assert_eq!(words(&mutex.release(&[9], 50, Some(8))), "RLOCK.RELEASE k me REQ 8 KEEP 50 TOKEN 9");
         assert_eq!(ms(Duration::from_nanos(1)), 1, "it rounds up");
         let bound = Acquire { session_grace: Some(Duration::ZERO), ..options(Ask::Wait(None, "c")) };
         assert_eq!(
             words(&mutex.acquire(bound)),
-            "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 2000 SESSION 0 ONCE REQ 7"
+            "RLOCK.ACQUIRE k me PX 3000 BLOCK 0 NOTIFY c CLAIM 2000 SESSION 0 ONCE REQ 7 TIMED"
         );
 
         let noted = Acquire { note: Some(b"host-1"), ..options(Ask::Once) };
-        assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 3000 ONCE REQ 7 NOTE host-1");
+        assert_eq!(words(&mutex.acquire(noted)), "RLOCK.ACQUIRE k me PX 3000 CLAIM 2000 ONCE REQ 7 TIMED NOTE host-1");
 
         let fair = subject(Family::Fair, &["k"], 1);
         assert_eq!(words(&fair.cancel(7)), "RFAIRLOCK.CANCEL k me REQ 7");
 
         let write = subject(Family::Write, &["k"], 1);
-        assert_eq!(words(&write.acquire(options(Ask::Once))), "RRWLOCK.ACQUIRE k me WRITE PX 3000 ONCE REQ 7");
-        assert_eq!(words(&write.renew(&[9], Duration::from_secs(1))), "RRWLOCK.RENEW k me WRITE PX 1000 TOKEN 9");
+        assert_eq!(
+            words(&write.acquire(options(Ask::Once))),
+            "RRWLOCK.ACQUIRE k me WRITE PX 3000 CLAIM 2000 ONCE REQ 7 TIMED"
+        );
+        assert_eq!(words(&write.renew(&[9], Duration::from_secs(1))), "RRWLOCK.RENEW k me WRITE PX 1000 TIMED TOKEN 9");
+        assert_eq!(words(&write.cancel(7)), "RRWLOCK.CANCEL k me REQ 7");
 
         let semaphore = subject(Family::Semaphore, &["k"], 3);
         assert_eq!(
             words(&semaphore.acquire(options(Ask::Once))),
-            "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 ONCE REQ 7"
+            "RSEMAPHORE.ACQUIRE k me PERMITS 3 PX 3000 CLAIM 2000 ONCE REQ 7 TIMED"
         );
-        assert_eq!(words(&semaphore.release(&[9], 3, 0, 8)), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
+        assert_eq!(words(&semaphore.release(&[9], 0, Some(8))), "RSEMAPHORE.RELEASE k me PERMITS 3 REQ 8 TOKEN 9");
 
         let many = subject(Family::Mutex, &["a", "b"], 1);
-        assert_eq!(words(&many.acquire(options(Ask::Once))), "RLOCK.MACQUIRE 2 a b me PX 3000 ONCE REQ 7");
-        assert_eq!(words(&many.cancel(7)), "RLOCK.CANCEL a me REQ 7");
-        assert_eq!(words(&many.renew(&[8, 9], Duration::from_secs(1))), "RLOCK.MRENEW 2 a b me PX 1000 TOKENS 8 9");
+        assert_eq!(
+            words(&many.acquire(options(Ask::Once))),
+            "RLOCK.MACQUIRE 2 a b me PX 3000 CLAIM 2000 ONCE REQ 7 TIMED"
+        );
+        assert_eq!(words(&many.cancel(7)), "RLOCK.MCANCEL 2 a b me REQ 7");
+        assert_eq!(
+            words(&many.renew(&[8, 9], Duration::from_secs(1))),
+            "RLOCK.MRENEW 2 a b me PX 1000 TIMED TOKENS 8 9"
+        );
+        assert_eq!(words(&many.release(&[8, 9], 0, None)), "RLOCK.MRELEASE 2 a b me TOKENS 8 9 EACH");
     }
 
     /// `BLOCK 0` waits without a limit. A bounded wait that is almost over must not become one.
@@ -366,38 +396,52 @@ mod tests {
     fn bounded_wait_never_sends_block_0() {
         let mutex = subject(Family::Mutex, &["k"], 1);
         let last = mutex.acquire(options(Ask::Wait(Some(Duration::ZERO), "c")));
-        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 2000 ONCE REQ 7");
+        assert_eq!(words(&last), "RLOCK.ACQUIRE k me PX 3000 BLOCK 1 NOTIFY c CLAIM 2000 ONCE REQ 7 TIMED");
+    }
+
+    fn grant(tokens: &[u64], ms: u64) -> Grant {
+        Grant { tokens: tokens.to_vec(), left: Duration::from_millis(ms) }
     }
 
     #[test]
-    fn answer_is_tokens_above_0_or_nil_or_waiting() {
+    fn answer_is_tokens_and_time_or_nil_or_waiting() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        assert_eq!(answer(&Value::Int(7), 1), Ok(Answer::Granted(vec![7])));
-        assert_eq!(answer(&text("7"), 1), Ok(Answer::Granted(vec![7])), "a number as text");
-        assert_eq!(answer(&Value::Array(vec![Value::Int(7), text("8")]), 2), Ok(Answer::Granted(vec![7, 8])));
+        let array = |values: &[Value]| Value::Array(values.to_vec());
+        assert_eq!(answer(&array(&[Value::Int(7), Value::Int(90)]), 1), Ok(Answer::Granted(grant(&[7], 90))));
+        assert_eq!(answer(&array(&[text("7"), text("0")]), 1), Ok(Answer::Granted(grant(&[7], 0))), "numbers as text");
+        let many = array(&[Value::Int(7), text("8"), Value::Int(90)]);
+        assert_eq!(answer(&many, 2), Ok(Answer::Granted(grant(&[7, 8], 90))));
         assert_eq!(answer(&Value::Nil, 1), Ok(Answer::NotGranted));
         assert_eq!(answer(&Value::SimpleString("WAITING".to_owned()), 1), Ok(Answer::Waits));
-        for value in [Value::Int(0), text("x"), Value::Array(vec![Value::Int(7)]), Value::Okay] {
-            assert!(matches!(answer(&value, 2), Err(Error::ModuleTooOld(_))), "{value:?}");
+        let strange = [
+            Value::Int(7),
+            text("x"),
+            array(&[]),
+            array(&[Value::Int(7)]),
+            array(&[text("x"), text("y")]),
+            Value::Okay,
+        ];
+        for value in strange.iter().chain([&many]) {
+            assert!(matches!(answer(value, 1), Err(Error::ModuleTooOld(_))), "{value:?}");
         }
     }
 
     #[test]
     fn message_names_its_request() {
-        assert_eq!(message(b"granted 7 8 9"), Some((7, Message::Granted(vec![8, 9]))));
+        assert_eq!(message(b"granted 7 8 9 for 90"), Some((7, Message::Granted(grant(&[8, 9], 90)))));
         assert_eq!(message(b"nil 7"), Some((7, Message::NotGranted)));
         assert_eq!(message(b"error 7 SUPERSEDED by a newer one"), Some((7, Message::Failed(Error::Superseded))));
-        for garbled in [b"granted 7 x".as_slice(), b"granted 7", b"nil", b"other 7", b"\xff"] {
+        let garbled = [
+            b"granted 7 x for 9".as_slice(),
+            b"granted 7",
+            b"granted 7 8",
+            b"granted 7 8 for",
+            b"nil",
+            b"other 7",
+            b"\xff",
+        ];
+        for garbled in garbled {
             assert_eq!(message(garbled), None);
         }
-    }
-
-    #[test]
-    fn longest_lease_is_read_from_info_and_from_a_refusal() {
-        let refusal = "the lease of 6000 ms is longer than rlock.max-lease-ms, which is 5000 ms";
-        assert_eq!(longest_lease_of_refusal(refusal), Some(Duration::from_secs(5)));
-        assert_eq!(longest_lease_of_refusal("the claim of 6000 ms is longer than the lease, which is 5000 ms"), None);
-        assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:5000\r\n"), Some(Duration::from_secs(5)));
-        assert_eq!(longest_lease("# rlock\r\nrlock_max_lease_ms:0\r\n"), None);
     }
 }

@@ -9,7 +9,7 @@ use rlock_client::{Client, Error, Guard, Kind, Lock};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{PATIENCE, eventually};
+use crate::{PATIENCE, claimed, eventually};
 
 pub const HOLDERS: usize = 100;
 pub const WAITERS: usize = 100;
@@ -87,6 +87,7 @@ impl Crowd {
         let (beliefs, enough) = (self.beliefs.clone(), self.enough.clone());
         tokio::spawn(async move {
             let guard = lock.acquire().await?;
+            claimed(&guard).await;
             beliefs.begin(&key, guard.token());
             tokio::select! {
                 biased;

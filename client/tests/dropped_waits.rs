@@ -38,7 +38,7 @@ async fn request_cancelled_in_a_migrating_slot_does_not_block_its_owner() {
     eventually(|| nodes[0].client().waiting_owners(&keys[0]).len() == 1).await;
     begin_to_move_slot_of_first(&nodes, &keys[0]);
     waiting.abort();
-    wait_for_calls(&nodes[1], "RLOCK.CANCEL", 1).await;
+    wait_for_calls(&nodes[1], "RLOCK.MCANCEL", 1).await;
     let one = client.lock(&keys[1]).owner("me");
     let asking = tokio::spawn(async move { one.try_acquire().await });
     let outcome = tokio::time::timeout(PATIENCE, asking).await.expect("the request ends in time").expect("no panic");

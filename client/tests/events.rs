@@ -25,7 +25,7 @@ async fn subscribers_get_the_events_of_a_lock() {
     client.lock("k").acquire().await.expect("free").release().await.expect("it was held");
     let forced = client.lock("k").acquire().await.expect("free");
     client.observe("k").force_release().await.expect("an answer");
-    let _expired = client.lock("k").fixed_lease(Duration::from_millis(50)).acquire().await.expect("free");
+    server.client().acquire("k other PX 50");
     let expected = [Event::Acquired, Event::Released, Event::Acquired, Event::Forced, Event::Acquired, Event::Expired];
     for event in expected {
         assert_eq!(next(&mut events).await, event);

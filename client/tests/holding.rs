@@ -6,7 +6,7 @@ use rlock_client::{Error, Guard};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::support::{Reply, Server, Stopwatch};
-use crate::{connect, eventually};
+use crate::{command_stat, connect, eventually};
 
 #[tokio::test]
 async fn lock_has_one_holder_after_the_other() {
@@ -56,7 +56,6 @@ async fn lease_is_renewed_until_the_release() {
     assert_eq!(renewals(&mut monitor), before, "nothing is renewed after a release");
 }
 
-/// The client has read the longest lease when it connected.
 #[tokio::test]
 async fn lease_follows_the_longest_one_that_the_server_lowers() {
     let server = Server::start();
@@ -70,25 +69,6 @@ async fn lease_follows_the_longest_one_that_the_server_lowers() {
     assert!(held.is_held() && tried.is_held() && awaited.is_held());
     held.renew_for(Duration::from_secs(60)).await.expect("it is held");
     assert!(held.valid_for() <= Duration::from_secs(4));
-}
-
-/// The server keeps a lease that it granted before its setting was lowered. After a failover other
-/// owners wait only for the new one.
-#[tokio::test]
-async fn validity_follows_the_longest_lease_downwards() {
-    let server = Server::start();
-    let client = connect(&server).await;
-    let held = client.lock("held").acquire().await.expect("a free lock");
-    server.client().call("CONFIG SET rlock.max-lease-ms 1000");
-    // The client learns of it.
-    client.lock("other").acquire().await.expect("a free lock").release().await.expect("it was held");
-    held.renew().await.expect("it is held");
-    assert!(server.client().call("RLOCK.PTTL held").int() > 20_000);
-    assert!(held.valid_for() <= Duration::from_secs(1), "{:?}", held.valid_for());
-    // Time itself: three such leases.
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(held.is_held(), "it is renewed more often now");
-    held.release().await.expect("it was held");
 }
 
 /// The CPU time of this thread.
@@ -121,20 +101,18 @@ async fn idle_holds_use_almost_no_cpu() {
 }
 
 #[tokio::test]
-async fn timed_fixed_lease_is_not_renewed_and_its_loss_is_reported_before_it_expires() {
+async fn timed_fixed_lease_is_lost_and_released_before_it_expires() {
     let server = Server::start();
     let client = connect(&server).await;
     // Long enough that the safety margin is longer than a request takes.
-    let lease = Duration::from_secs(2);
-    let mut observer = server.client();
+    let lease = Duration::from_secs(4);
     let watch = Stopwatch::start();
     let guard = client.lock("k").fixed_lease(lease).acquire().await.expect("a free lock");
     guard.lost().await;
-    assert!(observer.holder("k").is_some(), "the server still counts");
     assert!(!guard.is_held());
-    watch.assert_took_ms(0..2000, "the time that the guard counted as held");
+    watch.assert_took_ms(3900..4000, "the time that the guard counted as held");
     eventually(|| server.client().holder("k").is_none()).await;
-    assert!(watch.elapsed() >= lease);
+    assert_eq!(command_stat(&server, "RLOCK.RENEW", "calls"), 1, "it was claimed, and not renewed");
     assert!(matches!(guard.renew().await, Err(Error::Lost)));
     assert!(matches!(guard.release().await, Err(Error::Lost)));
 }
@@ -226,8 +204,7 @@ async fn max_hold_counts_from_the_grant() {
     server.client().call("RLOCK.RELEASE k other");
     let guard = waiter.await.expect("no panic").expect("a grant");
     // The client ends the hold 1% early; allow 1 s more for a busy machine.
-    let least = most - since_then.elapsed() - Duration::from_millis(1200);
-    assert!(guard.valid_for() >= least, "{:?}, not {least:?}", guard.valid_for());
+    eventually(|| guard.valid_for() >= most - since_then.elapsed() - Duration::from_millis(1200)).await;
 }
 
 #[tokio::test]

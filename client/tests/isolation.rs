@@ -8,7 +8,7 @@ use rlock_client::{Client, Error, Guard, Metrics, blocking};
 
 use crate::cluster::{ON_FIRST, begin_to_move_slot_of_first, cluster};
 use crate::support::{Server, Stopwatch};
-use crate::{PATIENCE, connect, eventually, url};
+use crate::{PATIENCE, claimed, connect, eventually, url};
 
 /// The ids of the connections that carry commands.
 fn command_connections(server: &Server) -> Vec<String> {
@@ -63,6 +63,7 @@ async fn short_lease_does_not_end_the_sessions_of_other_holds() {
     let server = Server::start();
     let client = connect(&server).await;
     let bound = client.lock("bound").session_grace(Duration::from_secs(60)).acquire().await.expect("a free lock");
+    claimed(&bound).await;
     let before = command_connections(&server);
     let short = client.lock("short").lease(Duration::from_millis(600)).acquire().await.expect("a free lock");
     tokio::task::block_in_place(|| server.while_stopped(|| std::thread::sleep(Duration::from_millis(1200))));

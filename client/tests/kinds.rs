@@ -338,12 +338,12 @@ async fn repeated_release_of_several_reports_a_lost_one() {
     }
 }
 
-/// Something happens to the server between the grant and the request that checks the replicas. The
+/// Something happens to the server before the grant or the request that checks the replicas. The
 /// client retries what a retry may fix, and reports any other error unchanged.
 #[tokio::test]
 async fn error_reports_why_replicas_could_not_confirm() {
     for (happening, may_be_mended) in
-        [("CONFIG SET min-replicas-to-write 1", true), ("ACL SETUSER default -rlock.renew", false)]
+        [("CONFIG SET min-replicas-to-write 1", true), ("ACL SETUSER default -rlock.acquire", false)]
     {
         let server = Server::start();
         let options = Client::builder().command_timeout(Duration::from_secs(1));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rlock_client::{Client, Error};
 
 use crate::support::{Reply, Sentinels, Server};
-use crate::{connect, eventually, kill_connections, url};
+use crate::{claimed, connect, eventually, kill_connections, url};
 
 #[tokio::test]
 async fn every_kind_of_lock_shows_its_holders_and_waiters() {
@@ -30,6 +30,7 @@ async fn every_kind_of_lock_shows_its_holders_and_waiters() {
     let _write = rw.write().session_grace(Duration::from_secs(9)).acquire().await.expect("free");
     let _two = permits.permits(2).acquire().await.expect("free");
 
+    claimed(&held).await;
     let holders = client.observe("m").holders().await.expect("an answer");
     assert_eq!((holders.len(), holders[0].owner.as_slice(), holders[0].token), (1, held.owner(), held.token()));
     assert!(holders[0].lease_left <= lease && holders[0].lease_left > lease / 2);

@@ -14,6 +14,7 @@ mod examples;
 mod failovers;
 mod faults;
 mod forks;
+mod grants;
 mod holding;
 mod homes;
 mod isolation;
@@ -53,7 +54,7 @@ use std::net::TcpStream;
 use std::os::fd::FromRawFd;
 use std::time::Duration;
 
-use rlock_client::{Client, Kind, Lock};
+use rlock_client::{Client, Guard, Kind, Lock};
 use support::{Reply, Server};
 
 /// Far longer than a healthy server needs for anything.
@@ -70,6 +71,11 @@ async fn connect(server: &Server) -> Client {
 /// Sets a lease: one that the client renews, or a fixed one.
 fn leased<K: Kind>(lock: Lock<K>, lease: Duration, renews: bool) -> Lock<K> {
     if renews { lock.lease(lease) } else { lock.fixed_lease(lease) }
+}
+
+/// Waits until the client has renewed a new hold for the first time.
+async fn claimed<K: Kind>(guard: &Guard<K>) {
+    eventually(|| guard.lease() > Duration::from_secs(2) || !guard.is_held()).await;
 }
 
 /// The number of clients connected to a server, not counting this observer.

@@ -38,14 +38,15 @@ async fn repeated_release_after_the_lease_reports_the_loss() {
     assert!(matches!(outcome, Err(Error::Lost | Error::Unavailable { .. })), "{outcome:?}");
 }
 
-/// The RELEASE of that cleanup has no token, so it could end what the owner acquires next.
+/// The server remembers only the last request of an owner, so the cleanup must come before the next
+/// one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_of_an_owner_waits_for_the_cleanup_of_a_dropped_one() {
     let server = Server::start();
     let client = connect(&server).await;
     let lock = client.lock("k").owner("me");
     lock.acquire().await.expect("free").release().await.expect("it was held");
-    let (asked, released) = (answered(&server, "RLOCK.ACQUIRE"), answered(&server, "RLOCK.RELEASE"));
+    let (asked, cancelled) = (answered(&server, "RLOCK.ACQUIRE"), answered(&server, "RLOCK.CANCEL"));
     tokio::task::block_in_place(|| {
         server.while_stopped(|| {
             tokio::runtime::Handle::current().block_on(async {
@@ -55,7 +56,7 @@ async fn request_of_an_owner_waits_for_the_cleanup_of_a_dropped_one() {
             });
         });
     });
-    eventually(|| answered(&server, "RLOCK.RELEASE") > released).await;
+    eventually(|| answered(&server, "RLOCK.CANCEL") > cancelled).await;
     assert_eq!(answered(&server, "RLOCK.ACQUIRE"), asked + 1, "the second request was sent before the cleanup ended");
 }
 

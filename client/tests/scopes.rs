@@ -13,16 +13,16 @@ use crate::{PATIENCE, connect, eventually, url};
 
 /// A clock that jumps ahead.
 #[derive(Clone, Default)]
-struct Ahead(Arc<AtomicU64>);
+pub struct Ahead(Arc<AtomicU64>);
 
 impl Ahead {
-    fn builder(&self) -> Builder {
+    pub fn builder(&self) -> Builder {
         let (began, ahead) = (Instant::now(), self.0.clone());
         Client::builder().clock(move || began.elapsed() + Duration::from_secs(ahead.load(Ordering::SeqCst)))
     }
 
     /// Every lease of these tests ends.
-    fn jump(&self) {
+    pub fn jump(&self) {
         self.0.fetch_add(3600, Ordering::SeqCst);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rlock_client::Error;
 
+use crate::eventually;
 use crate::support::Server;
 use crate::thief::{Thief, give_up_when, holds, use_once};
 
@@ -46,8 +47,8 @@ async fn several_locks_are_not_kept_if_one_becomes_unusable_before_the_retry() {
                 _ => false,
             };
             assert!(is_refused, "{deed}, {way}: {outcome:?}");
-            client.close().await.expect("every request is settled");
-            assert_eq!(holds(&server), 0, "{deed}, {way}");
+            // The cancellation is refused, too; the claim ends the hold.
+            eventually(|| holds(&server) == 0).await;
         }
     }
 }

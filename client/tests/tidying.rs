@@ -8,7 +8,7 @@ use rlock_client::{Client, Error, Quorum};
 
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::{Reply, Server, Stopwatch};
-use crate::{PATIENCE, command_stat, connect, eventually, is_granted, url};
+use crate::{PATIENCE, claimed, command_stat, connect, eventually, is_granted, url};
 
 /// The answer that ends the wait never arrives, because its connection is dead.
 #[tokio::test]
@@ -104,8 +104,11 @@ async fn timed_refused_renewals_become_rare() {
         let lock = client.lock(format!("k{number}")).lease(Duration::from_secs(9));
         guards.push(lock.acquire().await.expect("a free lock"));
     }
+    for guard in &guards {
+        claimed(guard).await;
+    }
     server.client().call("CONFIG SET min-replicas-to-write 1");
-    // The first renewals are due after 3 s.
+    // The next renewals are due after 3 s.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let refused = command_stat(&server, "RLOCK.RENEW", "rejected_calls");
     server.client().call("CONFIG SET min-replicas-to-write 0");

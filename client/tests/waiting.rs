@@ -6,7 +6,7 @@ use rlock_client::{Client, Error};
 
 use crate::proxy::{Direction, Fate, Proxy};
 use crate::support::{Server, Stopwatch};
-use crate::{PATIENCE, command_stat, connect, connections, eventually};
+use crate::{PATIENCE, claimed, command_stat, connect, connections, eventually};
 
 #[tokio::test]
 async fn waiter_gets_a_released_lock() {
@@ -40,6 +40,7 @@ async fn timed_wait_on_a_silent_server_ends_in_time() {
     let client = connect(&server).await;
     let holder = connect(&server).await;
     let guard = holder.lock("held").acquire().await.expect("a free lock");
+    claimed(&guard).await;
     let watch = Stopwatch::start();
     let (free, held) = (client.lock("free"), client.lock("held"));
     let waiter = tokio::spawn(async move { held.acquire_timeout(Duration::from_millis(300)).await });
@@ -64,10 +65,9 @@ async fn timed_wait_on_a_silent_server_ends_in_time() {
     eventually(|| server.client().call("DBSIZE") == 0).await;
 }
 
-/// A waiter's lease starts at the grant, and the grant may arrive late. The hold counts from its
-/// confirmation.
+/// A waiter's lease starts at the grant.
 #[tokio::test]
-async fn hold_counts_from_its_confirmation_not_from_the_start_of_the_wait() {
+async fn hold_counts_from_its_grant_not_from_the_start_of_the_wait() {
     let server = Server::start();
     let client = connect(&server).await;
     // Half of the lease is slack for a slow machine.
@@ -86,7 +86,7 @@ async fn hold_counts_from_its_confirmation_not_from_the_start_of_the_wait() {
 
 /// The session would have ended during the wait.
 #[tokio::test]
-async fn session_counts_from_its_confirmation_not_from_the_start_of_the_wait() {
+async fn session_counts_from_its_grant_not_from_the_start_of_the_wait() {
     let server = Server::start();
     let client = connect(&server).await;
     let grace = Duration::from_secs(2);
