@@ -120,6 +120,11 @@ impl World {
         Ok(program)
     }
 
+    /// An owner that several clients share. A program without that option sends each name unchanged.
+    pub fn shared(&self, owner: &str) -> Value {
+        if self.program.has("shared-owner") { json!({"shared_owner": owner}) } else { json!({"owner": owner}) }
+    }
+
     pub async fn another_server(&self, lines: &[&str]) -> Result<Server, Broken> {
         Server::start(&self.programs, lines).await
     }
