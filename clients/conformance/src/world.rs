@@ -477,6 +477,18 @@ impl Hold {
         lock(&self.client.record).beliefs.iter_mut().filter(|belief| belief.hold == self.name).for_each(change);
     }
 
+    /// Waits until the client has claimed it, so that it has its lease of more than 5 s.
+    pub async fn is_claimed(&self, server: &Server) -> Result<(), Broken> {
+        let deadline = now_us() + us(5000);
+        while server.lease_left(&self.keys[0], self.token()).await? < 5000 {
+            ensure!(now_us() < deadline, "B16", "{:?} was not claimed", self.keys);
+            pause(5).await;
+        }
+        // The answer arrives.
+        pause(100).await;
+        Ok(())
+    }
+
     /// Whether the program believes to hold it, and until when.
     pub async fn held(&self) -> Result<(bool, i64), Broken> {
         let said = self.client.program.call("held", json!({"hold": self.name})).ok(PATIENCE).await?;

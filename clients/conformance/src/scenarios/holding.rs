@@ -333,6 +333,7 @@ async fn clock_jump(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 30_000})).await?;
+    hold.is_claimed(&w.server).await?;
     // Renewals cannot arrive, so only the clock counts.
     proxy.stall();
     c.call("clock", json!({"advance_ms": 10_000})).ok(PATIENCE).await?;
