@@ -26,7 +26,7 @@ pub enum Fate {
     Answer(String),
     /// The message, or the reply to the command, disappears.
     Drop,
-    /// The command, and everything behind it on its connection, arrives after this number of milliseconds.
+    /// The command or message, and everything behind it on its connection, arrives after this number of milliseconds.
     Late(u64),
     /// The same for the reply.
     LateReply(u64),
@@ -60,11 +60,6 @@ impl Seen {
     pub fn owner(&self) -> Option<&str> {
         owner(&self.words)
     }
-
-    /// Whether it settles an acquisition.
-    pub fn settles(&self) -> bool {
-        settles(&self.words)
-    }
 }
 
 /// The value of an option of a command.
@@ -78,12 +73,6 @@ pub fn owner(words: &[String]) -> Option<&str> {
     let is_many = words.first()?.starts_with("RLOCK.M");
     let keys = if is_many { words.get(1)?.parse().ok()? } else { 0 };
     words.get(2_usize.checked_add(keys)?).map(String::as_str)
-}
-
-/// Whether the command settles an acquisition: only the RELEASE of a hold has a token.
-pub fn settles(words: &[String]) -> bool {
-    let has_token = option(words, "TOKEN").or(option(words, "TOKENS")).is_some();
-    is(words, "CANCEL") || is(words, "RELEASE") && !has_token
 }
 
 /// Whether it is that command of one of the families: `ACQUIRE` is `RLOCK.ACQUIRE`, `RLOCK.MACQUIRE` and so on.
@@ -246,10 +235,9 @@ impl Proxy {
         lock(&self.sky.seen).clear();
     }
 
-    /// The owners whose acquisitions were settled: a RELEASE without TOKEN has passed.
+    /// The owners whose acquisitions were settled.
     pub fn settled(&self) -> HashSet<String> {
-        let settles = |seen: &&Seen| seen.is("RELEASE") && seen.settles();
-        self.seen().iter().filter(settles).filter_map(|seen| seen.owner().map(str::to_owned)).collect()
+        self.seen_of("CANCEL").iter().filter_map(|seen| seen.owner().map(str::to_owned)).collect()
     }
 
     pub fn seen_of(&self, verb: &str) -> Vec<Seen> {
@@ -372,8 +360,9 @@ async fn replies(mut from: OwnedReadHalf, down: &Pieces, expected: &Mutex<VecDeq
                     Fate::Cut | Fate::LoseReply => {
                         let _ = down.send(Piece::Close);
                     }
-                    _ => {
-                        let _ = down.send(Piece::Bytes(due(sky), bytes));
+                    fate => {
+                        let late = if let Fate::Late(ms) = fate { ms } else { 0 };
+                        let _ = down.send(Piece::Bytes(due(sky) + Duration::from_millis(late), bytes));
                     }
                 }
                 continue;

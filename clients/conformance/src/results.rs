@@ -36,7 +36,7 @@ pub struct Finding {
     took: Duration,
     /// Whether the first try failed, and this is the second.
     repeated: bool,
-    /// The rule that the scenario is about, if the program does not list it.
+    /// What the scenario is about and the program does not list.
     undeclared: Option<&'static str>,
 }
 
@@ -106,7 +106,7 @@ impl Report {
         self.findings.iter().filter(|finding| finding.outcome == outcome).count()
     }
 
-    /// The rules that the program does not list, although all their scenarios are green.
+    /// What the program does not list, although all its scenarios are green.
     fn kept(&self) -> BTreeSet<&'static str> {
         let unlisted =
             self.findings.iter().filter_map(|finding| finding.undeclared.map(|rule| (rule, finding.outcome)));

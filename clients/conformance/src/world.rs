@@ -120,6 +120,11 @@ impl World {
         Ok(program)
     }
 
+    /// An owner that several clients share. A program without that option sends each name unchanged.
+    pub fn shared(&self, owner: &str) -> Value {
+        if self.program.has("shared-owner") { json!({"shared_owner": owner}) } else { json!({"owner": owner}) }
+    }
+
     pub async fn another_server(&self, lines: &[&str]) -> Result<Server, Broken> {
         Server::start(&self.programs, lines).await
     }
@@ -470,6 +475,18 @@ impl Hold {
 
     fn record(&self, change: impl FnMut(&mut Belief)) {
         lock(&self.client.record).beliefs.iter_mut().filter(|belief| belief.hold == self.name).for_each(change);
+    }
+
+    /// Waits until the client has claimed it, so that it has its lease of more than 5 s.
+    pub async fn is_claimed(&self, server: &Server) -> Result<(), Broken> {
+        let deadline = now_us() + us(5000);
+        while server.lease_left(&self.keys[0], self.token()).await? < 5000 {
+            ensure!(now_us() < deadline, "B16", "{:?} was not claimed", self.keys);
+            pause(5).await;
+        }
+        // The answer arrives.
+        pause(100).await;
+        Ok(())
     }
 
     /// Whether the program believes to hold it, and until when.

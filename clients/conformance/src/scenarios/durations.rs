@@ -12,10 +12,10 @@ use crate::program::Answer;
 use crate::world::{Client, Outcome, PATIENCE, TYPED, World, ms};
 
 scenarios! {
-    short "duration-lease", "B31", ["B31"], leases;
-    short "duration-wait-free", "B31", ["B31"], waits_for_a_free_lock;
-    short "duration-wait-held", "B31", ["B31"], waits_for_a_held_lock;
-    short "duration-release", "B31", ["B31"], releases;
+    short "duration-lease", "B31", [], leases;
+    short "duration-wait-free", "B31", [], waits_for_a_free_lock;
+    short "duration-wait-held", "B31", [], waits_for_a_held_lock;
+    short "duration-release", "B31", [], releases;
 }
 
 fn extremes() -> Vec<Value> {

@@ -168,6 +168,7 @@ async fn cluster_failover(w: &World) -> Result<(), Broken> {
     let waits = c.work("mutex", "k", json!({"tasks": 3, "times": 1, "hold_ms": 10, "lease_ms": 20_000}));
     waiting(&nodes, 3).await?;
     let master = &nodes[node_of(&nodes, "k").await?];
+    hold.is_claimed(master).await?;
     master.ask("WAIT 1 5000").await?;
     master.kill().await;
     let deadline = now_us() + us(20_000);
@@ -197,6 +198,7 @@ async fn failover(w: &World) -> Result<(), Broken> {
     let nodes = json!({"master": "fleet", "nodes": [format!("127.0.0.1:{}", sentinel.port)]});
     let c = w.client_with(&w.program, json!({"sentinel": nodes})).await?;
     let hold = c.acquire("mutex", "k", json!({"wait_ms": 0, "lease_ms": 15_000})).await?;
+    hold.is_claimed(&primary).await?;
     let waits = c.begin("mutex", "k", json!({"wait_ms": 40_000}));
     primary.until_waiting(1).await?;
     primary.ask("WAIT 1 1000").await?;

@@ -6,17 +6,15 @@ use super::scenarios;
 use super::waiting::warm_up;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
-use crate::proxy::Fate;
 use crate::world::{Hold, PATIENCE, World, ms, pause};
 
 scenarios! {
     short "limit-fixed-lease", "B29", ["B29"], fixed_lease;
     short "limit-fixed-lease-extended", "B29", ["B29"], fixed_lease_extended;
     short "limit-fixed-lease-killed", "B29", ["B29"], fixed_lease_killed;
-    short "limit-lowered-acquire", "B20", [], lowered_acquire;
-    short "limit-expire", "B30", ["B30"], expire;
-    short "limit-claimed", "B30", ["B30"], claimed;
-    short "limit-lowered", "B30", ["B30"], lowered;
+    short "limit-lowered-acquire", "B6 B13", ["timed"], lowered_acquire;
+    short "limit-expire", "B13", ["timed"], expire;
+    short "limit-lowered", "B13", ["timed"], lowered;
 }
 
 async fn lower(w: &World, limit_ms: u64) -> Result<(), Broken> {
@@ -28,7 +26,7 @@ async fn follows_the_server(w: &World, hold: &Hold) -> Result<(), Broken> {
     let (_, until_us) = hold.held().await?;
     let left = w.server.lease_left(&hold.keys[0], hold.token()).await?;
     let longer = until_us - now_us() - us(left + 1);
-    ensure!(longer <= 0, "B30", "{:?} is believed for {} ms longer than the server keeps it", hold.keys, longer / 1000);
+    ensure!(longer <= 0, "B13", "{:?} is believed for {} ms longer than the server keeps it", hold.keys, longer / 1000);
     Ok(())
 }
 
@@ -93,15 +91,20 @@ async fn fixed_lease_killed(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// The client asks for a lease that the server no longer allows.
+/// The client asks for a lease that the server no longer allows, once, and the server shortens it.
 async fn lowered_acquire(w: &World) -> Result<(), Broken> {
-    let c = w.client(&w.server.url()).await?;
+    let proxy = w.proxy().await;
+    let c = w.client(&proxy.url()).await?;
     let lease = |wait_ms: u32| json!({"wait_ms": wait_ms, "lease_ms": 60_000});
     c.acquire("mutex", "k", lease(0)).await?.release().await?;
     lower(w, 3000).await?;
     for (kind, keys) in [("mutex", "m"), ("fair", "f"), ("read", "r"), ("many", "a b")] {
         for wait_ms in [0, 5000] {
-            let hold = c.acquire(kind, keys, lease(wait_ms)).await.under("B20")?;
+            proxy.forget();
+            let hold = c.acquire(kind, keys, lease(wait_ms)).await.under("B6")?;
+            let asked: Vec<_> =
+                proxy.seen_of("ACQUIRE").iter().map(|seen| seen.option("PX").map(str::to_owned)).collect();
+            ensure!(asked == [Some("60000".to_owned())], "B6", "for a lease of 60 s it asked for {asked:?}");
             follows_the_server(w, &hold).await?;
             hold.release().await?;
         }
@@ -127,30 +130,7 @@ async fn expire(w: &World) -> Result<(), Broken> {
         follows_the_server(w, &hold).await?;
         let asked = now_us();
         let left = w.server.lease_left(key, hold.token()).await?;
-        hold.lost_before(asked + us(left + 1)).await.under("B30")?;
-    }
-    w.server.is_clean(ms(3000)).await
-}
-
-/// The server answers the RENEW after the message with less than the lease.
-async fn claimed(w: &World) -> Result<(), Broken> {
-    let proxy = w.proxy().await;
-    let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
-    for (kind, key) in [("mutex", "m"), ("fair", "f"), ("write", "w")] {
-        let hold = holder.acquire(kind, key, json!({"wait_ms": 0})).await?;
-        let waits = c.begin(kind, key, json!({"wait_ms": 15_000, "lease_ms": 20_000}));
-        w.server.until_waiting(1).await?;
-        proxy.forget();
-        proxy.next("RENEW", 1, Fate::Answer(":1500\r\n".to_owned()));
-        hold.release().await?;
-        let hold = waits.acquired(ms(8000)).await?;
-        let claims = proxy.seen_of("RENEW");
-        let claim = claims.first().ok_or_else(|| Broken::new("B9", "it entered without a RENEW"))?;
-        let longer = hold.until_us.unwrap_or(hold.at_us) - claim.at_us - us(1500);
-        ensure!(longer <= 0, "B30", "{key:?} is believed for {} ms longer than the RENEW has answered", longer / 1000);
-        pause(1000).await;
-        hold.is_held("B16", "the server has answered that 1.5 s are left, and the next renewals succeed").await?;
-        hold.release().await?;
+        hold.lost_before(asked + us(left + 1)).await.under("B13")?;
     }
     w.server.is_clean(ms(3000)).await
 }
@@ -165,7 +145,7 @@ async fn lowered(w: &World) -> Result<(), Broken> {
     w.server.until_waiting(1).await?;
     lower(w, 3000).await?;
     hold.release().await?;
-    let waited = waits.acquired(PATIENCE).await.under("B30")?;
+    let waited = waits.acquired(PATIENCE).await.under("B13")?;
     follows_the_server(w, &waited).await?;
     pause(4000).await;
     for hold in [before, waited] {

@@ -14,10 +14,10 @@ scenarios! {
     short "loss-then-acquire-renewed", "B32", ["B32"], then_acquire_renewed;
     short "loss-inner-release", "B32", ["B32"], inner_release;
     short "reentry-closed-twice", "B32", ["B32"], closed_twice;
-    short "loss-first", "B34", ["B34"], loss_first;
-    short "loss-first-forced", "B34", ["B34"], forced;
-    short "loss-overwritten", "B35", ["B35"], overwritten;
-    short "loss-overwritten-run", "B35", ["B35"], overwritten_run;
+    short "loss-first", "B22", [], loss_first;
+    short "loss-first-forced", "B22", [], forced;
+    short "loss-overwritten", "B21", [], overwritten;
+    short "loss-overwritten-run", "B21", [], overwritten_run;
 }
 
 /// Fails unless the release of a lost hold says so.
@@ -161,9 +161,9 @@ async fn loss_first(w: &World) -> Result<(), Broken> {
         pause(2000).await;
         ensure!(w.server.gauge("rlock_held").await? == 0, "driver", "the lease of a stopped process has not ended");
         sleeper.go_on();
-        ends_lost(runs, "B34", "its process stalled until the lease was over").await.during(kind)?;
+        ends_lost(runs, "B22", "its process stalled until the lease was over").await.during(kind)?;
         let steps = sleeper.event("step", &hold, ms(300)).await.is_some();
-        ensure!(!(steps && sleeper.has("stops-work")), "B34", "{kind}: the work took a step under a lost lock");
+        ensure!(!(steps && sleeper.has("stops-work")), "B22", "{kind}: the work took a step under a lost lock");
     }
     w.server.is_clean(ms(3000)).await
 }
@@ -176,7 +176,7 @@ async fn forced(w: &World) -> Result<(), Broken> {
     let runs = c.call("run", fields);
     until_held(w, 1).await?;
     w.server.ask("RLOCK.FORCERELEASE k").await?;
-    ends_lost(runs, "B34", "its hold was ended by force during the work").await?;
+    ends_lost(runs, "B22", "its hold was ended by force during the work").await?;
     w.server.is_clean(ms(3000)).await
 }
 
@@ -207,7 +207,7 @@ async fn overwritten(w: &World) -> Result<(), Broken> {
                 }
                 let hold = c.acquire(kind, keys, json!({"wait_ms": 0, "lease_ms": 30_000})).await?;
                 deed(w, what, key).await?;
-                reports_loss(&hold, keep, "B35", &format!("{kind}, {what}, kept: {is_kept}")).await?;
+                reports_loss(&hold, keep, "B21", &format!("{kind}, {what}, kept: {is_kept}")).await?;
                 deed(w, "DEL", key).await?;
             }
         }
@@ -230,7 +230,7 @@ async fn overwritten_run(w: &World) -> Result<(), Broken> {
             // Its answer arrives.
             pause(100).await;
             deed(w, what, key).await?;
-            ends_lost(runs, "B35", &format!("{kind}, {what}")).await?;
+            ends_lost(runs, "B21", &format!("{kind}, {what}")).await?;
             deed(w, "DEL", key).await?;
         }
     }

@@ -10,6 +10,7 @@ mod connections;
 mod durations;
 mod faults;
 mod fleets;
+mod grants;
 mod holding;
 mod kinds;
 mod limits;
@@ -29,25 +30,26 @@ pub struct Scenario {
     pub rules: &'static str,
     /// Whether the short form includes it.
     pub is_short: bool,
-    /// Abilities that the program has to list in `features`, or a rule that not every package keeps yet.
+    /// Abilities that the program has to list in `features`, or what not every package keeps yet: a rule, or `timed`.
     pub needs: &'static [&'static str],
     pub run: for<'a> fn(&'a World) -> Running<'a>,
 }
 
 impl Scenario {
-    /// The rule that only programs which list it must keep.
+    /// What only programs which list it must keep.
     pub fn gate(&self) -> Option<&'static str> {
-        self.needs.iter().copied().find(|need| is_rule(need))
+        self.needs.iter().copied().find(|need| is_gate(need))
     }
 
     /// The abilities without which it cannot run.
     pub fn abilities(&self) -> impl Iterator<Item = &'static str> {
-        self.needs.iter().copied().filter(|need| !is_rule(need))
+        self.needs.iter().copied().filter(|need| !is_gate(need))
     }
 }
 
-fn is_rule(need: &str) -> bool {
-    need.strip_prefix('B').is_some_and(|number| number.parse::<u32>().is_ok())
+/// `timed` is the protocol in which each grant says for how long it can be believed.
+fn is_gate(need: &str) -> bool {
+    need == "timed" || need.strip_prefix('B').is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// A table of scenarios: `short` or `long`, name, rules, needed features, function.
@@ -68,6 +70,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
     let groups = [
         kinds::ALL,
         waiting::ALL,
+        grants::ALL,
         holding::ALL,
         faults::ALL,
         limits::ALL,

@@ -10,11 +10,11 @@ use crate::program::Answer;
 use crate::world::{Acquiring, Outcome, World, ms, pause};
 
 scenarios! {
-    short "outage-unreachable", "B33", ["B33"], unreachable;
-    short "outage-refused", "B33", ["B33"], refused;
-    short "outage-silent", "B33", ["B33"], silent;
-    short "outage-accepted", "B33", ["B33"], accepted;
-    short "outage-over", "B33", ["B33"], over;
+    short "outage-unreachable", "B33", [], unreachable;
+    short "outage-refused", "B33", [], refused;
+    short "outage-silent", "B33", [], silent;
+    short "outage-accepted", "B33", [], accepted;
+    short "outage-over", "B33", [], over;
 }
 
 const KINDS: [(&str, &str); 3] = [("mutex", "m"), ("fair", "f"), ("many", "a b")];

@@ -6,7 +6,7 @@ use super::scenarios;
 use crate::broken::{Broken, Under, ensure};
 use crate::clock::{now_us, slack_us, us};
 use crate::proxy::Fate;
-use crate::world::{Acquiring, Client, Outcome, PATIENCE, World, ms, pause};
+use crate::world::{Acquiring, Client, Outcome, PATIENCE, World, merged, ms, pause};
 
 scenarios! {
     short "wait-timeout", "B5", [], timeouts;
@@ -18,7 +18,6 @@ scenarios! {
     short "wait-fair-grace", "B6", [], fair_grace;
     short "wait-keeps-place", "B8", [], keeps_place;
     short "wait-try-stalled", "B12", [], try_stalled;
-    short "wait-claimed", "B9", [], claimed;
     short "wait-one-subscriber", "B6 B7", [], one_subscriber;
     short "wait-message-cut", "B8 B9", [], message_cut;
     long "wait-message-lost", "B8 B9", [], message_lost;
@@ -219,29 +218,6 @@ async fn try_stalled(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(6000)).await
 }
 
-/// The first RENEW after the message fails. The client enters only after an answered one.
-async fn claimed(w: &World) -> Result<(), Broken> {
-    let proxy = w.proxy().await;
-    let (holder, c) = (w.client(&w.server.url()).await?, w.client(&proxy.url()).await?);
-    for fate in [Fate::Cut, Fate::LoseReply, Fate::error("LOADING Redis is loading the dataset in memory")] {
-        let hold = holder.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
-        let waits = c.begin("mutex", "k", json!({"wait_ms": 15_000, "lease_ms": 20_000}));
-        w.server.until_waiting(1).await?;
-        let asked = proxy.seen_of("ACQUIRE").len();
-        proxy.next("RENEW", 1, fate.clone());
-        hold.release().await?;
-        let hold = waits.acquired(ms(8000)).await.during(&format!("{fate:?} at the claim")).under("B9")?;
-        let (renewed, again) = (proxy.seen_of("RENEW").len(), proxy.seen_of("ACQUIRE").len() - asked);
-        ensure!(renewed >= 1, "B9", "it entered without a RENEW");
-        ensure!(renewed + again >= 2, "B9", "it entered with a RENEW that was not answered: {fate:?}");
-        let left = w.server.lease_left("k", hold.token()).await?;
-        ensure!(left > 10_000, "B9", "the claim has not become the lease: {left} ms are left, after {fate:?}");
-        hold.release().await?;
-        proxy.forget();
-    }
-    w.server.is_clean(ms(3000)).await
-}
-
 /// Each of them is granted the lock, and releases it.
 pub(super) async fn one_after_another(waits: Vec<Acquiring>) -> Result<(), Broken> {
     let mut running = tokio::task::JoinSet::new();
@@ -325,7 +301,7 @@ async fn deadlock(w: &World) -> Result<(), Broken> {
 async fn superseded(w: &World) -> Result<(), Broken> {
     let (one, other) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
     let hold = one.acquire("mutex", "k", json!({"wait_ms": 0})).await?;
-    let of_bob = |task: &str| json!({"owner": "bob", "wait_ms": 10_000, "task": task});
+    let of_bob = |task: &str| merged(json!({"wait_ms": 10_000, "task": task}), &w.shared("bob"));
     let first = one.begin("mutex", "k", of_bob("one"));
     w.server.until_waiting(1).await?;
     let second = other.begin("mutex", "k", of_bob("other"));
