@@ -1,9 +1,9 @@
 package io.github.rlockredis;
 
 import io.github.rlockredis.RLockException.ClosedException;
+import io.github.rlockredis.RLockException.ModuleTooOldException;
 import io.github.rlockredis.RLockException.SupersededException;
 import io.github.rlockredis.RLockException.UnavailableException;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -39,7 +39,7 @@ final class Acquisition {
     volatile RLockException lastError;
 
     private final RLockClient client;
-    private final List<Resource.Place> turns; // Of a named owner.
+    private final CompletableFuture<Void> ended = new CompletableFuture<>(); // Nothing of it is left to be sent.
     private final long wait;
     private final long start = System.nanoTime();
     private String channel;
@@ -64,7 +64,6 @@ final class Acquisition {
         this.options = options;
         this.owner = owner;
         this.reentrant = reentrant;
-        this.turns = options.owner() == null ? List.of() : resource.places(owner);
         this.wait = wait >= Deadline.YEAR_MS ? FOR_EVER : Math.max(0, wait);
     }
 
@@ -78,20 +77,27 @@ final class Acquisition {
         if (wait != FOR_EVER) {
             limit = client.schedule(this::timeUp, wait == 0 ? client.wire.timeout : wait + PATIENCE_MS);
         }
-        turns.forEach(turn ->
-                client.turns.computeIfAbsent(turn, first -> new ArrayDeque<>()).add(this));
-        begin();
+        var places = resource.places(owner);
+        var earlier = client.settled(places);
+        client.pending(places, ended);
+        if (wait == 0 && !earlier.isDone() && isBehind()) finish(null, null);
+        else client.then(earlier, (settled, never) -> begin());
     }
 
-    /** Begins when the earlier requests of the named owner have ended: an answer to one could belong to all. */
+    /** Whether another request of the owner has its turn. */
+    private boolean isBehind() {
+        var others = client.waits.values().stream().filter(it -> it != this && it.owner.equals(owner));
+        return others.anyMatch(it -> !Collections.disjoint(it.resource.keys(), resource.keys()));
+    }
+
+    /**
+     * Begins when the server has answered what the owner has sent before: an answer to an earlier request could
+     * belong to both, and a repeated RELEASE could end the next hold.
+     */
     private void begin() {
         if (result.isDone()) return;
-        if (turns.stream().anyMatch(turn -> client.turns.get(turn).peek() != this)) {
-            if (wait == 0) finish(null, null);
-            return;
-        }
         try {
-            Hold hold = turns.isEmpty() ? null : client.heldBy(owner, resource);
+            Hold hold = reentrant ? client.heldBy(owner, resource) : null;
             if (hold != null && hold.enter()) finish(hold, null);
             else attempt();
         } catch (IllegalMonitorStateException misuse) {
@@ -135,10 +141,7 @@ final class Acquisition {
         timer.cancel(false);
         waiting = interrupted = false;
         int round = ++this.round;
-        // A repeated RELEASE could end the next hold of its owner.
-        var ready = !reentrant
-                ? client.wire.ready()
-                : client.settled(resource.places(owner)).thenCombine(client.wire.ready(), (settled, connected) -> null);
+        var ready = client.wire.ready();
         client.then(
                 wait == 0 ? ready : ready.thenCombine(client.wire.subscribe(channel), (a, b) -> null),
                 (ignored, error) -> {
@@ -151,8 +154,9 @@ final class Acquisition {
     private void request(int round) {
         long left = Math.max(1, left()); // It is sent at least once.
         if (copies == 0) number(); // The order of ids is that of sending.
-        var words = new ArrayList<Object>(List.of("PX", options.leaseMillis(), "CLAIM", claim(), "TIMED", "ONCE"));
-        Collections.addAll(words, "REQ", id);
+        long lease = options.leaseMillis();
+        var words = new ArrayList<Object>(List.of("PX", lease, "CLAIM", Math.min(CLAIM_MS, lease), "REQ", id));
+        Collections.addAll(words, "TIMED", "ONCE");
         if (options.session() != null) {
             Collections.addAll(words, "SESSION", Deadline.millis(options.session()));
         }
@@ -173,10 +177,6 @@ final class Acquisition {
         });
     }
 
-    private long claim() {
-        return Math.min(CLAIM_MS, options.leaseMillis());
-    }
-
     private void answered(Object reply, Deadline asked) {
         lastError = null;
         pause = RLockClient.SHORTEST_PAUSE_MS;
@@ -187,6 +187,8 @@ final class Acquisition {
                     granted.stream().map(Object::toString).map(Long::valueOf).toList();
             int last = numbers.size() - 1;
             enter(numbers.subList(0, last), asked.lasting(numbers.get(last)), asked);
+        } else if (!"WAITING".equals(reply)) {
+            finish(null, new ModuleTooOldException("", "the server answers a timed request with " + reply));
         } else if (interrupted) {
             attempt();
         } else {
@@ -249,9 +251,9 @@ final class Acquisition {
     }
 
     private void timeUp() {
-        boolean asked = round > 0; // Else another request of the owner has its turn.
+        boolean contends = round == 0 && isBehind();
         boolean connects = wait > 0 && wait < CONNECTING_MS && client.wire.connects();
-        if (lastError == null && asked && !connects) {
+        if (lastError == null && !contends && !connects) {
             lastError = new UnavailableException("", "no answer to the request for " + resource + " in time", null);
         }
         finish(null, lastError);
@@ -263,15 +265,12 @@ final class Acquisition {
         timer.cancel(false);
         limit.cancel(false);
         sent.cancel(false);
-        for (var turn : turns) {
-            var queue = client.turns.get(turn);
-            queue.remove(this);
-            if (queue.isEmpty()) client.turns.remove(turn);
-            else client.execute(queue.peek()::begin);
-        }
         if (hold == null && copies > 0 && !(error instanceof SupersededException)) {
             var cancel = resource.call("CANCEL", owner, "REQ", id);
-            client.pending(resource.places(owner), client.insist(cancel, Deadline.in(client.clock, claim())));
+            client.insist(cancel, Deadline.in(client.clock, CLAIM_MS))
+                    .whenComplete((answer, failure) -> ended.complete(null));
+        } else {
+            ended.complete(null);
         }
         if (error == null) result.complete(hold);
         else result.completeExceptionally(error);

@@ -226,7 +226,7 @@ public final class Hold implements AutoCloseable {
         long early = due.left();
         if (early > Math.min(SLACK_MS, period / 5)) return Math.min(early, left);
         renewing = true;
-        client.executeElsewhere(this::renew);
+        client.schedule(this::renew, 0); // In another thread.
         return left;
     }
 

@@ -89,7 +89,6 @@ public final class RLockClient implements AutoCloseable {
 
     // These belong to the steps, of which one runs at a time.
     final Map<Long, Acquisition> waits = new HashMap<>();
-    final Map<Resource.Place, Queue<Acquisition>> turns = new HashMap<>(); // Of named owners.
 
     private final String id = String.format("%032x", new BigInteger(128, new SecureRandom()));
     private final String keyPrefix;
@@ -408,12 +407,6 @@ public final class RLockClient implements AutoCloseable {
     void execute(Runnable step) {
         queue.add(step);
         if (queued.getAndIncrement() == 0) runSteps();
-    }
-
-    /** Runs a step in another thread, for callers that nothing may hold up. */
-    void executeElsewhere(Runnable step) {
-        queue.add(step);
-        if (queued.getAndIncrement() == 0) steps.execute(this::runSteps);
     }
 
     private void runSteps() {
