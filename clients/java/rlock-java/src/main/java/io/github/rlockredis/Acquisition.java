@@ -50,6 +50,7 @@ final class Acquisition {
     private long pause = RLockClient.SHORTEST_PAUSE_MS;
     private boolean waiting;
     private boolean interrupted; // The next answer may be out of date.
+    private boolean unanswered; // A copy was lost, which the server may still receive.
     private CompletableFuture<Object> sent = CompletableFuture.completedFuture(null);
     private Future<?> timer = CompletableFuture.completedFuture(null);
     private Future<?> limit = CompletableFuture.completedFuture(null);
@@ -119,11 +120,13 @@ final class Acquisition {
     private void ask() {
         interrupted = true;
         if (waiting) attempt();
+        else unanswered = true;
     }
 
     private void number() {
         client.waits.remove(id);
         id = RLockClient.nextRequest();
+        unanswered = false;
         client.waits.put(id, this);
     }
 
@@ -209,7 +212,7 @@ final class Acquisition {
         switch (what) {
             case "granted" -> {
                 // The server may have seen a connection close, and an answer on its way may belong to the hold.
-                if (options.session() != null || !waiting) {
+                if (options.session() != null || !waiting || unanswered) {
                     ask();
                     return;
                 }
@@ -236,6 +239,7 @@ final class Acquisition {
     private void failed(Throwable cause) {
         lastError = RLockException.of(cause);
         String code = lastError.code();
+        unanswered |= code.isEmpty();
         // A server that steps down may have granted what it calls UNBLOCKED. After a disconnection Lettuce
         // has sent the request again, and this answer says nothing of the first copy.
         if (copies == 1 && !code.isEmpty() && !code.equals("UNBLOCKED") && !interrupted) copies = 0;
