@@ -24,7 +24,8 @@ use crate::fault::Fault;
 use crate::locks::{AnyGuard, AnyLock, Options, span};
 
 /// Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
-const FEATURES: &[&str] = &["cluster", "sentinel", "tls", "clock", "stops-work", "timed", "B29", "B30", "B31", "B32", "B33", "B34", "B35"];
+const FEATURES: &[&str] =
+    &["cluster", "sentinel", "tls", "clock", "stops-work", "timed", "B29", "B30", "B31", "B32", "B33", "B34", "B35"];
 
 /// The error that answers a request.
 struct Failure {
