@@ -121,7 +121,7 @@ async fn on_its_way(w: &World) -> Result<(), Broken> {
     until_waiting(w, 3).await?;
     proxy.forget();
     proxy.on_command(|words| match is(words, "RENEW") {
-        true => Fate::error("READONLY You can't write against a read only replica."),
+        true => Fate::error("BUSY Redis is busy running a script."),
         false => Fate::Pass,
     });
     proxy.on_message(|_| Fate::Late(600));
