@@ -59,18 +59,13 @@ impl Terms {
         }
     }
 
-    /// Whether a hold may be lost on a bad network. A lease of 30 s is renewed in time.
-    fn may_be_lost(self) -> bool {
-        self.lease.is_some() || self.grace.is_some()
-    }
-
-    /// An error is acceptable only if the hold may have been lost.
+    /// On a bad network any hold may be lost: until its first renewal it lasts for a claim of 2 s. Then
+    /// the error says so, or that the server was not reached: a renewal is retried only until the hold
+    /// expires.
     pub fn expect_done<T>(self, outcome: Result<T, Error>) -> Option<T> {
         match outcome {
             Ok(done) => Some(done),
-            Err(Error::Lost) if self.may_be_lost() => None,
-            // A renewal is retried only until the hold expires.
-            Err(Error::Unavailable { .. }) if self.may_be_lost() => None,
+            Err(Error::Lost | Error::Unavailable { .. }) => None,
             Err(error) => panic!("{self:?}: {error}"),
         }
     }
