@@ -130,7 +130,7 @@ impl Patience {
             // `try_acquire` is retried for the timeout of one command.
             Err(Error::Unavailable { .. }) if matches!(self, Patience::None | Patience::Timeout(_)) => None,
             // The hold expired before the grant arrived.
-            Err(Error::Lost) if matches!(self, Patience::None) && terms.may_be_lost() => None,
+            Err(Error::Lost) if matches!(self, Patience::None) => None,
             Err(error) => panic!("{self:?}, {terms:?}: {error}"),
         }
     }
