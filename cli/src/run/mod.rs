@@ -175,7 +175,10 @@ async fn acquire<K: Kind>(
             outcome => outcome.map(Some),
         },
     };
-    guard?.ok_or_else(|| Failure::timed_out(name, wait))
+    let guard = guard?.ok_or_else(|| Failure::timed_out(name, wait))?;
+    // A new hold lasts for a short claim. The command shall begin with the whole lease.
+    guard.renew().await?;
+    Ok(guard)
 }
 
 /// Releases the lock, and keeps it closed for `keep`. Fails if the hold had ended before, so that
