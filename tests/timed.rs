@@ -225,7 +225,7 @@ fn a_hold_that_has_ended_before_the_message_is_not_told_of() {
     }
 }
 
-/// What happens between a request and its message.
+/// The number of things that may happen between a request and its message.
 const ATTACKS: usize = 8;
 
 fn request(id: usize) -> String {
@@ -248,7 +248,7 @@ fn attack(number: usize, id: usize, sent: Instant, [holder, client, copy]: [&mut
         3 => release = vec!["MULTI", "PEXPIRE job 300", "RLOCK.RELEASE job a", "EXEC"],
         4 => release = vec!["CONFIG SET rlock.max-lease-ms 1000", "RLOCK.RELEASE job a"],
         5 => release = vec!["CLIENT PAUSE 30 WRITE", "RLOCK.RELEASE job a"],
-        // Copies whose answers nobody reads, behind the release.
+        // A copy whose answer is read later.
         6 => client.send(request(id)),
         _ => release = vec!["RLOCK.FORCERELEASE job"],
     }

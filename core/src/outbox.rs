@@ -14,7 +14,7 @@ use crate::time::US_PER_MS;
 /// The tokens of a request's keys, in key order.
 pub type Tokens = SmallVec<[u64; 1]>;
 
-/// What an owner that is granted its request gets to know.
+/// A granted request, as its owner learns of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The tokens.

@@ -35,8 +35,8 @@ pub struct RequestMark {
     pub id: u64,
     /// The command that carried it.
     pub verb: Verb,
-    /// What an ACQUIRE added to the hold, for CANCEL to take back: a count, or permits. 0 if it found
-    /// what it asked for with `ONCE`. For other commands always 0.
+    /// The count or the permits that an ACQUIRE added to the hold, for CANCEL. 0 if it found the hold
+    /// with `ONCE`, and always for other commands.
     pub added: u32,
 }
 

@@ -92,7 +92,8 @@ impl Engine {
         Ok(place.is_some_and(|place| request.request_id.is_none_or(|id| place.request_id == Some(id))))
     }
 
-    /// Takes back what the request has added to the owner's holds. What it found with `ONCE` ends.
+    /// Takes back the counts that the request has added to the owner's holds. A hold that it found
+    /// with `ONCE` ends.
     fn cancel_holds(&mut self, at: &mut At<'_, '_, impl Keyspace>, request: &Cancel<'_>) -> bool {
         let Some(id) = request.request_id else {
             return false;

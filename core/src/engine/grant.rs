@@ -31,8 +31,8 @@ pub(super) struct Renewal<'a> {
 pub(super) enum GrantTiming<'a> {
     /// It did not wait: its reply is the grant.
     AtOnce,
-    /// It waited, so its owner may be gone. What it adds to an existing hold lasts for the claim
-    /// too, and leaves the phase of the hold as it is.
+    /// It waited, so its owner may be gone. A count that it adds to an existing hold lasts for the
+    /// claim too, and does not change the phase of the hold.
     AfterWait {
         /// `NOTE text` of the request that waited.
         note: Option<&'a [u8]>,

@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Whether the holds that a ticket was granted may still exist, so that its waiter may be told.
+    /// Whether the holds that a ticket was granted may still exist, so that its grant may be published.
     /// Commands that ran since may have ended them.
     #[must_use]
     pub fn may_tell(&self, ticket: u64) -> bool {

@@ -88,7 +88,7 @@ struct Holder {
     count: u32,
     until_ms: u64,
     lease_ms: u64,
-    /// Its last numbered request, and what it has added.
+    /// Its last numbered request, and the count that it has added.
     mark: Option<(u64, Verb, u32)>,
     is_kept: bool,
 }

@@ -23,7 +23,7 @@ impl World {
                     .values()
                     .any(|value| matches!(value, Value::Lock(lock) if lock.hold_with_token(*token).is_some()))
             };
-            assert!(!tells || self.engine.pending.holds(ticket).all(exists), "a grant is told while its holds exist");
+            assert!(!tells || self.engine.pending.holds(ticket).all(exists), "the holds of a published grant exist");
             if is_heard {
                 self.engine.confirm_ticket(ticket);
             } else {

@@ -87,7 +87,7 @@ impl SmallWorld {
 }
 
 /// A hold (0), a reservation (1), a waiter (2), a kept lock (3), or a semaphore (4): owner, mode,
-/// count, deadline, and the owner's last request id, with its command and what it added. The
+/// count, deadline, and the owner's last request id, with its command and added count. The
 /// comparison includes everything that is remembered beside a lock, because the search continues
 /// only once from two states that differ in nothing else.
 type Seen = (u8, u8, Mode, u32, u64, Option<(u64, u8, u32)>);

@@ -49,7 +49,7 @@ pub(super) struct Waiting {
     pub(super) key: usize,
     pub(super) ask: Ask,
     pub(super) sent: u64,
-    /// It was granted, with this token, and may believe for so many ticks.
+    /// It was granted, with this token, and may believe for this number of ticks.
     pub(super) granted: Option<(u64, u64)>,
 }
 

@@ -58,7 +58,7 @@ pub(super) fn mark_after(last: Mark, id: Option<u64>, added: u32) -> Mark {
     }
 }
 
-/// What a CANCEL of a request leaves of a hold: the count. `None`: the last request was another.
+/// The count of a hold after a CANCEL. `None`: the last request of the hold was another one.
 pub(super) fn left_after_cancel(last: Mark, id: Option<u64>, count: u32) -> Option<u32> {
     match last {
         Some((last_id, Verb::Acquire, added)) if Some(last_id) == id => {
