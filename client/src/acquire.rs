@@ -97,7 +97,7 @@ impl Core {
         wanted.check()?;
         let owner = wanted.options.owner.clone();
         let is_named = owner.is_some();
-        let subject = wanted.by(owner.unwrap_or_else(|| self.id.next_owner().into()));
+        let subject = wanted.by(owner.unwrap_or_else(|| self.common.id.next_owner().into()));
         self.acquire_by(subject, &wanted.options, is_named, wait).await
     }
 
@@ -228,7 +228,7 @@ impl Drop for Attempt {
     fn drop(&mut self) {
         if self.is_open {
             let turn = std::mem::take(&mut self.turn);
-            settle(self.request.clone(), self.id, self.claim, self.link.take(), self.desks.take(), turn);
+            settle(self.request.clone(), self.id, self.link.take(), self.desks.take(), turn);
         }
         drop(self.token.take());
     }

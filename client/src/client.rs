@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Error;
 use crate::clock::Clock;
 use crate::core::Core;
+use crate::identity::ClientId;
 use crate::metrics::{Meter, Metrics};
 use crate::node::{Node, Servers, Single};
 use crate::options::{LONGEST, SHORTEST};
@@ -215,6 +216,7 @@ impl Builder {
         let renewals = Arc::new(Renewals::default());
         let told = renewals.clone();
         let common = Arc::new(Common {
+            id: ClientId::default(),
             home: Handle::current(),
             config: self.config,
             connect_timeout: self.connect_timeout,

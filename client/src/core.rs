@@ -13,7 +13,6 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::Error;
 use crate::clock::Moment;
-use crate::identity::ClientId;
 use crate::metrics::Meter;
 use crate::node::{Node, Servers};
 use crate::owners::Owners;
@@ -35,7 +34,6 @@ pub(crate) struct Core {
     pub(crate) servers: Box<dyn Servers>,
     pub(crate) name: Option<String>,
     pub(crate) meter: Meter,
-    pub(crate) id: ClientId,
     pub(crate) owners: Owners,
     pub(crate) renewals: Arc<Renewals>,
     pub(crate) settlements: Arc<Semaphore>,
@@ -81,7 +79,6 @@ impl Core {
             servers,
             name,
             meter,
-            id: ClientId::default(),
             owners: Owners::default(),
             renewals,
             settlements: Arc::new(Semaphore::new(SETTLEMENTS)),

@@ -90,7 +90,8 @@ impl<K: Kind> Guard<K> {
     /// The lease in force: for how long the latest answer of the server made the hold valid, counted
     /// from the sending of its request. It is at most the
     /// [`session_grace`](crate::Lock::session_grace), and shorter than the lease of the lock if the
-    /// server allows only a shorter one (`rlock.max-lease-ms`).
+    /// server allows only a shorter one (`rlock.max-lease-ms`). A new hold lasts for up to 2 s, until
+    /// the client renews it for the first time, 50 ms after the grant.
     pub fn lease(&self) -> Duration {
         self.held.hold.lease()
     }

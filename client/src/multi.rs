@@ -139,7 +139,7 @@ impl MultiLock {
         let mut owner = self.options.owner.clone();
         for group in groups {
             let core = &group.client.core;
-            let owner = owner.get_or_insert_with(|| core.id.next_owner().into()).clone();
+            let owner = owner.get_or_insert_with(|| core.common.id.next_owner().into()).clone();
             let is_named = self.options.owner.is_some();
             let wanted = Wanted {
                 family: Family::Mutex,

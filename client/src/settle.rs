@@ -2,7 +2,6 @@
 //! its hold.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
@@ -11,7 +10,7 @@ use crate::owners::{Desks, Turn};
 use crate::request::Request;
 use crate::transport::Link;
 
-/// Sends `CANCEL` in the background, until it has a final answer or the claim has passed. It uses
+/// Sends `CANCEL` in the background, until it has a final answer or the lease has passed. It uses
 /// the connection of the request, so that it cannot overtake it. If that has closed, it uses another
 /// one: a request that the server reads after it may be granted, and the claim ends that hold.
 ///
@@ -20,14 +19,7 @@ use crate::transport::Link;
 ///
 /// At most 1,000 acquisitions are cleaned up at a time; the others end with their `BLOCK` time or
 /// claim.
-pub(crate) fn settle(
-    request: Arc<Request>,
-    id: u64,
-    claim: Duration,
-    link: Option<Arc<Link>>,
-    desks: Option<Desks>,
-    turn: Turn,
-) {
+pub(crate) fn settle(request: Arc<Request>, id: u64, link: Option<Arc<Link>>, desks: Option<Desks>, turn: Turn) {
     let core = request.core.clone();
     let Ok(permit) = core.settlements.clone().try_acquire_owned() else { return };
     let cancel = request.subject.cancel(id);
@@ -47,7 +39,7 @@ pub(crate) fn settle(
                 sleep(pauses.next()).await;
             }
         };
-        let settling = timeout(claim, settling);
+        let settling = timeout(request.lease, settling);
         if ended.run_until_cancelled(settling).await.is_none_or(|settled| settled.is_err()) {
             tracing::debug!(key = %request.key(), "could not clean up an acquisition; its claim ends it");
         }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::Error;
-use crate::identity::random_name;
+use crate::identity::next_id;
 use crate::sync::lock;
 use crate::transport::{Common, Hear, Link, Opens, Slot};
 use crate::wire::{self, Message, Subject};
@@ -17,6 +17,7 @@ use crate::wire::{self, Message, Subject};
 pub(crate) struct Subscriber {
     pub(crate) common: Arc<Common>,
     pub(crate) link: Arc<Link>,
+    /// The end of its channels' names. It begins with the name of the client, which cannot be guessed.
     name: String,
     pub(crate) heard: Arc<Heard>,
     subscriptions: Mutex<HashMap<Option<u16>, Arc<Slot<Subscription>>>>,
@@ -120,7 +121,7 @@ impl Subscriber {
         Ok(Arc::new(Self {
             common: common.clone(),
             link,
-            name: random_name(),
+            name: format!("{}:{}", common.id.name(), next_id()),
             heard,
             subscriptions: Mutex::default(),
             #[cfg(feature = "events")]

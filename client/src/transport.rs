@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Error;
 use crate::clock::{Clock, Moment};
+use crate::identity::ClientId;
 use crate::sync::lock;
 
 /// How to connect to one server.
@@ -40,6 +41,7 @@ pub(crate) type Hear = Arc<dyn Fn(PushInfo) + Send + Sync>;
 
 /// The settings that a client's connections share.
 pub(crate) struct Common {
+    pub(crate) id: ClientId,
     /// The runtime that the client was created on. It drives the connections.
     pub(crate) home: Handle,
     pub(crate) config: AsyncConnectionConfig,

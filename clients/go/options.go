@@ -66,12 +66,11 @@ func WithSession(grace time.Duration) Option {
 }
 
 // WithOwner names the owner. Acquiring again what this owner holds already through the same [Client]
-// counts a re-entry: the lock is released with the last of the holds. If they were lost, it gets a new
-// hold, and they stay lost. Any other request for a key that it
-// holds is misuse, but it may hold a read-write lock for reading and for writing, independently. Without
-// this option every acquisition has an owner of its own. Name one owner for one thread of control only:
-// concurrent requests of one owner for one key wait for each other, and those of different clients end
-// each other with [ErrSuperseded].
+// counts a re-entry: the lock is released with the last of the holds. If they were lost, the owner gets a
+// new hold, and they stay lost. Any other request for a key that it holds is misuse, but it may hold a
+// read-write lock for reading and for writing, independently. Without this option every acquisition has
+// an owner of its own. Name one owner for one thread of control only: concurrent requests of one owner
+// for one key wait for each other, and those of different clients end each other with [ErrSuperseded].
 func WithOwner(owner string) Option {
 	return func(g *grant) { g.owner = owner }
 }

@@ -92,6 +92,20 @@ func (b *bench) claimed(key string) {
 	testserver.Eventually(b, func() bool { return b.do("RLOCK.PTTL", key).(int64) > 2000 })
 }
 
+// unclaimed fails unless so many holds have ended because nothing renewed them.
+func (b *bench) unclaimed(n int) {
+	b.Helper()
+	if info := fmt.Sprint(b.do("INFO", "rlock")); !strings.Contains(info, fmt.Sprintf("rlock_unclaimed:%d\r\n", n)) {
+		b.Error("another number of claims has expired: ", info)
+	}
+}
+
+// calls is how often the server has executed a command.
+func (b *bench) calls(command string) (n int) {
+	_, _ = fmt.Sscan(after(fmt.Sprint(b.do("INFO", "commandstats")), "cmdstat_"+command+":calls="), &n)
+	return n
+}
+
 // free waits until the key has no holder and no waiter.
 func (b *bench) free(key string) {
 	b.Helper()
@@ -503,6 +517,21 @@ func TestFixedLeaseIsLostAtItsDeadline(t *testing.T) {
 	lost(t, hold, 10*time.Second)
 	wants(t, hold.Release(ctx), rlock.ErrLost)
 	b.free("k")
+	if renewals := b.calls("RLOCK.RENEW"); renewals > 2 {
+		t.Fatalf("%d renewals", renewals)
+	}
+}
+
+func TestRenewalsLeaveTheEndOfAFixedLease(t *testing.T) {
+	b := newBench(t)
+	var passed atomic.Int64
+	c := b.client(b.Addr, rlock.WithClock(func() time.Duration { return time.Duration(passed.Load()) }))
+	must(c.Lock(ctx, "k", rlock.WithFixedLease(20*time.Second)))(t)
+	passed.Add(int64(1900 * time.Millisecond))
+	b.claimed("k")
+	if left := b.do("RLOCK.PTTL", "k").(int64); left > 18100 {
+		t.Fatal(left)
+	}
 }
 
 func TestLeaseFollowsTheLongestThatTheServerAllows(t *testing.T) {
@@ -643,6 +672,7 @@ func TestReleaseOfAnOverwrittenOrDeletedKeyIsALoss(t *testing.T) {
 		}
 	}
 	b.free("first")
+	b.unclaimed(0)
 }
 
 func TestClockJumpIsALoss(t *testing.T) {
@@ -719,9 +749,10 @@ func TestHandOverNeedsOnlyARelease(t *testing.T) {
 	for range 2 {
 		for _, c := range []*rlock.Client{b.Client, other} {
 			all.Go(func() {
-				for range 100 {
+				for range 25 {
 					hold, err := c.Lock(ctx, "k")
 					if err == nil {
+						time.Sleep(10 * time.Millisecond)
 						err = hold.Release(ctx)
 					}
 					if err != nil {
@@ -732,11 +763,8 @@ func TestHandOverNeedsOnlyARelease(t *testing.T) {
 		}
 	}
 	all.Wait()
-	calls := func(command string) (n int) {
-		_, _ = fmt.Sscan(after(fmt.Sprint(b.do("INFO", "commandstats")), "cmdstat_"+command+":calls="), &n)
-		return n
-	}
-	if acquires, releases, renewals := calls("RLOCK.ACQUIRE"), calls("RLOCK.RELEASE"), calls("RLOCK.RENEW"); acquires > 440 || releases != 400 || renewals > 40 {
+	acquires, releases, renewals := b.calls("RLOCK.ACQUIRE"), b.calls("RLOCK.RELEASE"), b.calls("RLOCK.RENEW")
+	if acquires > 120 || releases != 100 || renewals > 20 {
 		t.Fatal(acquires, releases, renewals)
 	}
 }
@@ -989,9 +1017,7 @@ func TestCancelLeavesNothing(t *testing.T) {
 					b.free(key)
 				}
 			}
-			if info := fmt.Sprint(b.do("INFO", "rlock")); !strings.Contains(info, "rlock_unclaimed:0\r\n") {
-				t.Error("a claim has expired: ", info)
-			}
+			b.unclaimed(0)
 		})
 	}
 }

@@ -52,7 +52,8 @@ pub enum Fault {
     HidesLoss,
     /// A second release of a hold ends the outer one.
     ClosesTwice,
-    /// Nothing but what every fault does: it lists rules that the package does not keep.
+    /// It lists B29 and B32, and keeps neither: a fixed lease ends after a second, and an owner that
+    /// has lost a hold gets no other.
     DeclaresAll,
 }
 

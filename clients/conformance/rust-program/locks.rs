@@ -86,6 +86,9 @@ macro_rules! with_options {
         }
         if let Some(lease) = span(request, "fixed_lease_ms")? {
             lock = lock.fixed_lease(lease);
+            if fault == Fault::DeclaresAll {
+                lock = lock.max_hold(Duration::from_secs(1));
+            }
         }
         if let Some(grace) = span(request, "session_ms")?.filter(|_| fault != Fault::IgnoresSession) {
             lock = lock.session_grace(grace);

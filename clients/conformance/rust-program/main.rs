@@ -151,11 +151,7 @@ impl Program {
         match request["do"].as_str().unwrap_or_default() {
             "hello" => Ok(json!({
                 "language": "rust", "package": format!("rlock-client {}", env!("CARGO_PKG_VERSION")),
-                "features": match self.fault {
-                    Fault::None => FEATURES.to_vec(),
-                    // It lists rules that the package does not keep.
-                    _ => [FEATURES, &["B29", "B32"]].concat(),
-                },
+                "features": FEATURES,
             })),
             "connect" => self.connect(request).await,
             "acquire" => self.acquire(request).await,
@@ -258,6 +254,10 @@ impl Program {
             _ => lock_.acquire(options.wait).await?,
         };
         let Some(guard) = guard else { return Ok(json!({"tokens": [], "at_us": now_us()})) };
+        let is_lost = |hold: &Arc<Hold>| lock(&hold.guard).as_ref().is_some_and(|guard| !guard.is_held());
+        if self.fault == Fault::DeclaresAll && lock(&self.holds).values().any(is_lost) {
+            return Err(failure("LockLost", "the owner has lost a hold"));
+        }
         let (tokens, mut valid_ms) = (guard.tokens(), guard.valid_ms());
         let asked_ms = request["lease_ms"].as_f64().unwrap_or(30_000.0);
         if self.fault == Fault::BelievesWhatItAsked {

@@ -34,7 +34,7 @@ export class Acquisition {
   /** Before the first request with this id was sent. */
   #first: Stopwatch | undefined
   /** The requests that have no answer yet. */
-  readonly #sent = new Set<Promise<unknown>>()
+  readonly #open = new Set<Promise<unknown>>()
   #message: string | undefined
   /** The node that has the subscription. */
   #home = ''
@@ -81,7 +81,7 @@ export class Acquisition {
       if (this.#stopped) throw this.#stopped
       return granted && new Holding(core, request, granted)
     } catch (error) {
-      if (this.#unsure) core.settle(request, this.#id, leaseOf(request.options), this.#sent)
+      if (this.#unsure) core.background(core.settle(request, this.#id, this.#open))
       throw error
     } finally {
       this.stop(ENDED)
@@ -195,12 +195,7 @@ export class Acquisition {
     this.#unsure = true
     const since = core.now()
     this.#first ??= since
-    const onSent = (sent: Promise<unknown>) => {
-      const end = () => this.#sent.delete(sent)
-      this.#sent.add(sent)
-      sent.then(end, end)
-    }
-    const granted = answer(request, await core.send(this.#key, command, this.#timeout(), onSent))
+    const granted = answer(request, await core.send(this.#key, command, this.#timeout(), this.#open))
     if (granted === null) this.#unsure = false
     if (granted === null || granted === 'WAITING') return granted
     const ms = Math.min(granted.ms, leaseOf(options), options.session ?? Infinity)
@@ -246,7 +241,7 @@ export class Acquisition {
     const granted = answer(this.request, words) as { tokens: number[]; ms: number }
     const [since, start] = [this.#first ?? this.#started, this.core.now()]
     // It does not show that the connection of a session exists. A request that has no answer may begin another hold.
-    if (options.session !== undefined || this.#sent.size > 0) return undefined
+    if (options.session !== undefined || this.#open.size > 0) return undefined
     const isInTime = since() + renewalOf(options) < believed(granted.ms)
     return isInTime ? { ...granted, id: this.#id, since, start } : undefined
   }

@@ -6,6 +6,7 @@ import { firstKey, type Request, translate, words } from './commands.js'
 import type { Driver } from './driver.js'
 import { Closed, Unavailable } from './errors.js'
 import type { Holding } from './hold.js'
+import { leaseOf } from './options.js'
 import { Subscriptions } from './subscriptions.js'
 
 const MAX_SETTLEMENTS = 1000
@@ -52,16 +53,12 @@ export class Core {
     return stopwatch(this.clock)
   }
 
-  /** Sends a command; rejects with a {@link LockError}, after `timeout` at the latest. */
-  async send(
-    key: string,
-    command: string[],
-    timeout = this.commandTimeout,
-    onSent?: (sent: Promise<unknown>) => void,
-  ): Promise<unknown> {
-    const late = () => new Unavailable(`no answer to ${String(command[0])} within ${Math.ceil(timeout)} ms`)
+  /** Sends a command; rejects with a {@link LockError}, after `timeout` at the latest. `open` has it until its answer. */
+  async send(key: string, command: string[], timeout = this.commandTimeout, open?: Set<Promise<unknown>>) {
     const sent = (async () => await this.driver.send(key, command))()
-    onSent?.(sent)
+    const end = () => open?.delete(sent)
+    if (open?.add(sent)) sent.then(end, end)
+    const late = () => new Unavailable(`no answer to ${String(command[0])} within ${Math.ceil(timeout)} ms`)
     try {
       return await this.schedule.within(sent, timeout, late)
     } catch (error) {
@@ -81,22 +78,19 @@ export class Core {
   }
 
   /** Cancels a request whose outcome is unknown, whether it waits or was granted. */
-  settle(request: Request, id: number, lease: number, sent: Iterable<Promise<unknown>>): void {
+  async settle(request: Request, id: number, open: Set<Promise<unknown>>): Promise<void> {
     if (this.#settling >= MAX_SETTLEMENTS) return
     this.#settling++
-    this.background(this.#settle(request, id, lease, sent).finally(() => this.#settling--))
-  }
-
-  async #settle(request: Request, id: number, lease: number, sent: Iterable<Promise<unknown>>): Promise<void> {
     // On the way to another node, the request could arrive after its CANCEL.
-    if (this.driver.cluster) await Promise.allSettled(sent)
+    if (this.driver.cluster) await Promise.allSettled(open)
     const since = this.now()
     const cancel = [...words('CANCEL', request), 'REQ', String(id)]
-    for (let n = 0; since() <= lease && !this.ended; n++) {
+    for (let n = 0; since() <= leaseOf(request.options) && !this.ended; n++) {
       const failure = await this.send(firstKey(request), cancel).catch((error: unknown) => error)
-      if (!(failure instanceof Unavailable)) return
+      if (!(failure instanceof Unavailable)) break
       await this.schedule.pause(backOff(n))
     }
+    this.#settling--
   }
 
   /** Ends waits, releases holds, settles what is pending and closes the subscribers. */

@@ -23,12 +23,10 @@ export class Holding {
   /** Why it ended, if its release was not asked for or came too late. */
   reason: Error | undefined
   #controller: AbortController | undefined
-  /** The deadline is `#valid` milliseconds after `#since`. */
+  /** The deadline is `#valid` milliseconds after `#since`, the next renewal is due `#next` milliseconds after it. */
   #since: Stopwatch
   #valid: number
-  /** The next renewal is due `#wait` milliseconds after `#tried`. */
-  #tried: Stopwatch
-  #wait: number
+  #next: number
   #renewing = false
   #failures = 0
   #task: Task | undefined
@@ -42,8 +40,7 @@ export class Holding {
   ) {
     this.#since = grant.since
     this.#valid = believed(grant.ms)
-    this.#tried = grant.start
-    this.#wait = Math.min(renewalOf(request.options), this.#left() / 3)
+    this.#next = this.#since() + Math.min(renewalOf(request.options), this.#left() / 3)
     core.holdings.add(this)
     for (const name of request.names) core.named.set(name, this)
     this.#watch()
@@ -69,7 +66,7 @@ export class Holding {
   /** A connection of the application's client is established, and is to keep the session. */
   connected(): void {
     if (this.request.options.session === undefined) return
-    this.#wait = 0
+    this.#next = 0
     this.#watch()
   }
 
@@ -172,7 +169,7 @@ export class Holding {
     const { schedule } = this.core
     if (this.#task) schedule.cancel(this.#task)
     if (!this.look()) return
-    const due = this.#wait - this.#tried()
+    const due = this.#next - this.#since()
     if (due <= 0 && !this.#renewing) void this.#renew()
     this.#task = schedule.after(Math.min(this.#left(), LOOK_MS, due > 0 ? due : Infinity), this.#watch)
   }
@@ -188,15 +185,15 @@ export class Holding {
       const timeout = Math.min(core.commandTimeout, this.#left() / 2)
       const left = integer(await core.send(firstKey(request), command, timeout)) ?? 0
       const ms = Math.min(left, lease, session)
-      // An answer that arrives after the deadline prolongs nothing.
-      if (this.remaining() > 0) [this.#since, this.#valid] = [since, believed(ms)]
       // Nothing is left to ask for if the server has granted all of a fixed lease.
-      ;[this.#tried, this.#wait] = [since, fixedLease !== undefined && ms >= lease ? Infinity : ms / 3]
+      const next = fixedLease !== undefined && ms >= lease ? Infinity : ms / 3
+      // An answer that arrives after the deadline prolongs nothing.
+      if (this.remaining() > 0) [this.#since, this.#valid, this.#next] = [since, believed(ms), next]
       this.#failures = 0
     } catch (error) {
       const failure = translate(error)
       if (failure.code === 'NOTOWNER') this.#lose(failure.message, request.many === true)
-      ;[this.#tried, this.#wait] = [core.now(), backOff(this.#failures++)]
+      this.#next = this.#since() + backOff(this.#failures++)
     }
     this.#renewing = false
     this.#watch()

@@ -63,15 +63,6 @@ impl Engine {
         }
     }
 
-    /// Notes that the holds of some pending grants under a key have ended.
-    #[inline(never)]
-    pub(super) fn end_grants(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
-        if let Some(name) = self.name(at) {
-            let has_ended = |token| at.lock().is_none_or(|lock| lock.hold_with_token(token).is_none());
-            self.pending.end(name, has_ended);
-        }
-    }
-
     /// Whether the holds that a ticket was granted may still exist, so that its waiter may be told.
     /// Commands that ran since may have ended them.
     #[must_use]

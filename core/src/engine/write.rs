@@ -82,6 +82,15 @@ impl Engine {
         }
     }
 
+    /// Notes that the holds of some pending grants under a key have ended.
+    #[inline(never)]
+    pub(super) fn end_grants(&mut self, at: &mut At<'_, '_, impl Keyspace>) {
+        if let Some(name) = self.name(at) {
+            let has_ended = |token| at.lock().is_none_or(|lock| lock.hold_with_token(token).is_none());
+            self.pending.end(name, has_ended);
+        }
+    }
+
     fn count_end(&mut self, at: &At<'_, '_, impl Keyspace>, cause: EndCause, holds: u64) {
         let Some(lock) = at.lock() else {
             return;

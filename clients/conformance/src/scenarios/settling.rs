@@ -281,7 +281,7 @@ async fn lost_reply(w: &World) -> Result<(), Broken> {
     let begin = |number: usize| {
         let (kind, keys) = KINDS[number];
         let mut options = of(kind);
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             options["wait_ms"] = json!(300);
         }
         c.begin(kind, keys, options)

@@ -1,11 +1,9 @@
 package io.github.rlockredis;
 
 import io.github.rlockredis.RLockException.ClosedException;
-import io.github.rlockredis.RLockException.LockLostException;
 import io.github.rlockredis.RLockException.ModuleTooOldException;
 import io.github.rlockredis.RLockException.SupersededException;
 import io.github.rlockredis.RLockException.UnavailableException;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
@@ -13,7 +11,6 @@ import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
-import java.util.stream.Stream;
 
 /**
  * One request for a hold, from the first command until it is granted or given up. All of it but
@@ -25,8 +22,7 @@ final class Acquisition {
 
     private static final long ASK_AGAIN_MS = 30_000;
     private static final long CLAIM_MS = 2_000;
-    // The server's own nil arrives a little after the limit, and saves the settlement. Without it, the server
-    // is silent.
+    // The server's own nil arrives a little after the limit, and saves a CANCEL. Without it, the server is silent.
     private static final long PATIENCE_MS = 800;
     // A first connection may take longer than a short wait.
     private static final long CONNECTING_MS = 2_000;
@@ -43,21 +39,18 @@ final class Acquisition {
     volatile RLockException lastError;
 
     private final RLockClient client;
-    private final List<Resource.Place> turns; // Of a named owner.
+    private final CompletableFuture<Void> ended = new CompletableFuture<>(); // Nothing of it is left to be sent.
     private final long wait;
     private final long start = System.nanoTime();
     private String channel;
     private long id;
-    private long lease;
+    private Deadline first; // The first sending of this id.
+    private int copies; // Sent with this id, unless the server has done with it.
     private int round;
     private long pause = RLockClient.SHORTEST_PAUSE_MS;
-    // The server may have the request, or have granted it, without this client knowing: now, and
-    // because it was waiting, or an answer was lost, before.
-    private boolean unsure;
-    private boolean unsureBefore;
     private boolean waiting;
-    private boolean confirming;
-    private boolean interrupted;
+    private boolean interrupted; // The next answer may be out of date.
+    private boolean unanswered; // A copy was lost, which the server may still receive.
     private CompletableFuture<Object> sent = CompletableFuture.completedFuture(null);
     private Future<?> timer = CompletableFuture.completedFuture(null);
     private Future<?> limit = CompletableFuture.completedFuture(null);
@@ -72,7 +65,6 @@ final class Acquisition {
         this.options = options;
         this.owner = owner;
         this.reentrant = reentrant;
-        this.turns = options.owner() == null ? List.of() : resource.places(owner);
         this.wait = wait >= Deadline.YEAR_MS ? FOR_EVER : Math.max(0, wait);
     }
 
@@ -86,22 +78,28 @@ final class Acquisition {
         if (wait != FOR_EVER) {
             limit = client.schedule(this::timeUp, wait == 0 ? client.wire.timeout : wait + PATIENCE_MS);
         }
-        turns.forEach(turn ->
-                client.turns.computeIfAbsent(turn, first -> new ArrayDeque<>()).add(this));
-        begin();
+        var places = resource.places(owner);
+        var earlier = client.settled(places);
+        client.pending(places, ended);
+        if (wait == 0 && !earlier.isDone() && isBehind()) finish(null, null);
+        else client.then(earlier, (settled, never) -> begin());
     }
 
-    /** Begins when the earlier requests of the named owner have ended: an answer to one could belong to all. */
+    /** Whether another request of the owner has its turn. */
+    private boolean isBehind() {
+        var others = client.waits.values().stream().filter(it -> it != this && it.owner.equals(owner));
+        return others.anyMatch(it -> !Collections.disjoint(it.resource.keys(), resource.keys()));
+    }
+
+    /**
+     * Begins when the server has answered what the owner has sent before: an answer to an earlier request could
+     * belong to both, and a repeated RELEASE could end the next hold.
+     */
     private void begin() {
         if (result.isDone()) return;
-        if (turns.stream().anyMatch(turn -> client.turns.get(turn).peek() != this)) {
-            if (wait == 0) finish(null, null);
-            return;
-        }
         try {
-            Hold hold = turns.isEmpty() ? null : client.heldBy(owner, resource);
+            Hold hold = reentrant ? client.heldBy(owner, resource) : null;
             if (hold != null && hold.enter()) finish(hold, null);
-            else if (hold != null && hold.isLost()) finish(null, hold.lostException());
             else attempt();
         } catch (IllegalMonitorStateException misuse) {
             finish(null, misuse);
@@ -115,14 +113,20 @@ final class Acquisition {
 
     /** Messages of a channel, or of all (null), may have been lost. */
     void interrupted(String channel) {
-        if (channel != null && !channel.equals(this.channel)) return;
+        if (channel == null || channel.equals(this.channel)) ask();
+    }
+
+    /** Sends the request again, once it waits. */
+    private void ask() {
         interrupted = true;
         if (waiting) attempt();
+        else unanswered = true;
     }
 
     private void number() {
         client.waits.remove(id);
         id = RLockClient.nextRequest();
+        unanswered = false;
         client.waits.put(id, this);
     }
 
@@ -138,13 +142,9 @@ final class Acquisition {
     private void attempt() {
         if (result.isDone()) return;
         timer.cancel(false);
-        waiting = confirming = interrupted = false;
+        waiting = interrupted = false;
         int round = ++this.round;
-        // The server refuses several keys of which the owner holds some, and a command that another thread
-        // dispatches may overtake those before it.
-        var ready = resource.keys().size() == 1
-                ? client.wire.ready()
-                : client.settled(resource.places(owner)).thenCombine(client.wire.ready(), (settled, connected) -> null);
+        var ready = client.wire.ready();
         client.then(
                 wait == 0 ? ready : ready.thenCombine(client.wire.subscribe(channel), (a, b) -> null),
                 (ignored, error) -> {
@@ -156,22 +156,22 @@ final class Acquisition {
 
     private void request(int round) {
         long left = Math.max(1, left()); // It is sent at least once.
-        if (!unsure) number(); // The order of ids is that of sending.
-        lease = Math.min(options.leaseMillis(), client.wire.maxLease);
-        var words = new ArrayList<Object>(List.of("PX", lease, "ONCE", "REQ", id));
+        if (copies == 0) number(); // The order of ids is that of sending.
+        long lease = options.leaseMillis();
+        var words = new ArrayList<Object>(List.of("PX", lease, "CLAIM", Math.min(CLAIM_MS, lease), "REQ", id));
+        Collections.addAll(words, "TIMED", "ONCE");
         if (options.session() != null) {
             Collections.addAll(words, "SESSION", Deadline.millis(options.session()));
         }
         if (options.note() != null) Collections.addAll(words, "NOTE", options.note());
         if (wait != 0) {
-            Collections.addAll(words, "BLOCK", wait == FOR_EVER ? 0 : left, "NOTIFY", channel, "CLAIM");
-            words.add(Math.min(CLAIM_MS, lease));
+            Collections.addAll(words, "BLOCK", wait == FOR_EVER ? 0 : left, "NOTIFY", channel);
             if (options.grace() != null && resource.kind() == Resource.Kind.FAIR) {
                 Collections.addAll(words, "GRACE", Deadline.millis(options.grace()));
             }
         }
-        Deadline asked = Deadline.in(client.clock, lease);
-        unsure = true;
+        Deadline asked = Deadline.in(client.clock, 0);
+        if (copies++ == 0) first = asked;
         sent = client.wire.send(resource.call("ACQUIRE", owner, words.toArray()), Long.MAX_VALUE);
         client.then(sent, (reply, error) -> {
             if (isOver(round)) return;
@@ -183,94 +183,67 @@ final class Acquisition {
     private void answered(Object reply, Deadline asked) {
         lastError = null;
         pause = RLockClient.SHORTEST_PAUSE_MS;
-        if ("WAITING".equals(reply)) {
-            unsureBefore = true;
-            if (interrupted) {
-                attempt();
-                return;
-            }
+        if (reply == null) {
+            refused();
+        } else if (reply instanceof List<?> granted) {
+            var numbers =
+                    granted.stream().map(Object::toString).map(Long::valueOf).toList();
+            int last = numbers.size() - 1;
+            enter(numbers.subList(0, last), asked.lasting(numbers.get(last)), asked);
+        } else if (!"WAITING".equals(reply)) {
+            finish(null, new ModuleTooOldException("", "the server answers a timed request with " + reply));
+        } else if (interrupted) {
+            attempt();
+        } else {
             waiting = true;
             timer = client.schedule(this::attempt, ASK_AGAIN_MS);
-        } else if (reply == null) {
-            refused();
-        } else {
-            granted(reply instanceof List<?> list ? list.stream() : Stream.of(reply), asked);
         }
     }
 
-    private void granted(Stream<?> answer, Deadline asked) {
-        List<Long> tokens;
-        try {
-            tokens = answer.map(token -> Long.parseLong(token.toString())).toList();
-        } catch (NumberFormatException noToken) {
-            tokens = List.of(0L);
-        }
-        if (tokens.contains(0L)) {
-            finish(null, new ModuleTooOldException("", "the server answers a wait with 0"));
-        } else if (RLockClient.believed(options.sessionLease(asked.after())) <= asked.elapsed()) {
-            again(); // The process slept, and the lease or the session may have ended meanwhile.
-        } else {
-            finish(client.hold(this, tokens, asked), null);
-        }
+    /** The work begins, unless the process has slept and the hold may have ended meanwhile. */
+    private void enter(List<Long> tokens, Deadline left, Deadline begun) {
+        if (RLockClient.believed(options.sessionLease(left.after())) <= left.elapsed()) attempt();
+        else finish(client.hold(this, tokens, left, begun), null);
     }
 
     void message(String what, String rest) {
-        if (result.isDone() || confirming) return;
+        if (result.isDone()) return;
         lastError = null;
         switch (what) {
-            case "granted" -> confirm(rest);
+            case "granted" -> {
+                // The server may have seen a connection close, and an answer on its way may belong to the hold.
+                if (options.session() != null || !waiting || unanswered) {
+                    ask();
+                    return;
+                }
+                String[] parts = rest.split(" for ");
+                var tokens = List.of(parts[0].split(" ")).stream().map(Long::valueOf);
+                enter(tokens.toList(), first.lasting(Long.parseLong(parts[1])), Deadline.in(client.clock, 0));
+            }
             case "nil" -> refused();
             default -> {
-                if (!rest.startsWith("UNBLOCKED")) unsure = unsureBefore = false;
+                if (!rest.startsWith("UNBLOCKED")) copies = 0;
                 waiting = false;
                 failed(RLockException.of(rest));
             }
         }
     }
 
-    /** Enters only if the claim of the grant has not ended. */
-    private void confirm(String tokens) {
-        timer.cancel(false);
-        waiting = false;
-        confirming = true;
-        int round = ++this.round;
-        List<Long> list = Stream.of(tokens.split(" ")).map(Long::valueOf).toList();
-        Deadline asked = Deadline.in(client.clock, lease);
-        client.then(
-                client.wire.send(resource.call("RENEW", owner, list), Math.min(CLAIM_MS, lease)), (reply, error) -> {
-                    if (isOver(round)) return;
-                    if (error == null) {
-                        // The longest lease may have been lowered since the request was sent.
-                        long left = Math.min(client.wire.maxLease, Long.parseLong(reply.toString()));
-                        granted(list.stream(), asked.lasting(left));
-                    } else if (RLockException.of(error) instanceof LockLostException) {
-                        // Of several keys some may still be held, and the next request claims new holds only.
-                        if (list.size() > 1) client.settle(resource, owner, 0, id + 1, list, lease);
-                        again();
-                    } else failed(error);
-                });
-    }
-
-    /** Asks under a new number, since the server has done with this one. */
-    private void again() {
-        number();
-        attempt();
-    }
-
     private void refused() {
-        unsure = waiting = unsureBefore = false;
+        copies = 0;
+        waiting = false;
         if (wait == 0 || left() <= 0) finish(null, null);
         else attempt();
     }
 
     private void failed(Throwable cause) {
         lastError = RLockException.of(cause);
-        boolean answered = !lastError.code().isEmpty();
+        String code = lastError.code();
+        unanswered |= code.isEmpty();
         // A server that steps down may have granted what it calls UNBLOCKED. After a disconnection Lettuce
         // has sent the request again, and this answer says nothing of the first copy.
-        if (unsure && (!answered || interrupted || lastError.code().equals("UNBLOCKED"))) unsureBefore = true;
-        unsure = unsureBefore;
-        boolean retry = wait != 0 || unsure && !answered;
+        if (copies == 1 && !code.isEmpty() && !code.equals("UNBLOCKED") && !interrupted) copies = 0;
+        boolean retry = wait != 0 || copies > 0 && code.isEmpty();
         if (retry && lastError instanceof UnavailableException) {
             timer.cancel(false);
             timer = client.schedule(this::attempt, pause);
@@ -282,9 +255,9 @@ final class Acquisition {
     }
 
     private void timeUp() {
-        boolean asked = round > 0; // Else another request of the owner has its turn.
+        boolean contends = round == 0 && isBehind();
         boolean connects = wait > 0 && wait < CONNECTING_MS && client.wire.connects();
-        if (lastError == null && asked && !connects) {
+        if (lastError == null && !contends && !connects) {
             lastError = new UnavailableException("", "no answer to the request for " + resource + " in time", null);
         }
         finish(null, lastError);
@@ -296,14 +269,12 @@ final class Acquisition {
         timer.cancel(false);
         limit.cancel(false);
         sent.cancel(false);
-        for (var turn : turns) {
-            var queue = client.turns.get(turn);
-            queue.remove(this);
-            if (queue.isEmpty()) client.turns.remove(turn);
-            else client.execute(queue.peek()::begin);
-        }
-        if (hold == null && unsure && !(error instanceof SupersededException)) {
-            client.settle(resource, owner, id, id + 1, null, lease);
+        if (hold == null && copies > 0 && !(error instanceof SupersededException)) {
+            var cancel = resource.call("CANCEL", owner, "REQ", id);
+            client.insist(cancel, Deadline.in(client.clock, CLAIM_MS))
+                    .whenComplete((answer, failure) -> ended.complete(null));
+        } else {
+            ended.complete(null);
         }
         if (error == null) result.complete(hold);
         else result.completeExceptionally(error);

@@ -8,7 +8,6 @@ import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -32,7 +31,9 @@ public final class Hold implements AutoCloseable {
     }
 
     private static final Logger log = LoggerFactory.getLogger(Hold.class);
-    private static final long LONGEST_SLEEP_MS = 1_000;
+    private static final long LONGEST_STOP_MS = 1_000;
+    private static final long CLAIM_AFTER_MS = 50;
+    private static final long SLACK_MS = 10; // So that holds are renewed together.
     private static final long NO_KEEP = -1;
     // The owner does not hold the key, it has another type, or the semaphore was deleted.
     private static final Set<String> LOST = Set.of("NOTOWNER", "WRONGTYPE", "NOSEMAPHORE");
@@ -42,31 +43,29 @@ public final class Hold implements AutoCloseable {
     private final RLockClient client;
     private final LockOptions options;
     private final List<Long> tokens;
-    private final long lease;
     private final AtomicInteger count = new AtomicInteger(1);
     private final AtomicReference<State> state = new AtomicReference<>(State.HELD);
     private final CompletableFuture<Hold> lost = new CompletableFuture<>();
+    private final CompletableFuture<Void> released = new CompletableFuture<>();
+    private volatile long keep = NO_KEEP;
     private volatile Deadline deadline;
-    private volatile Runnable releasing;
-    private volatile Future<?> watch = CompletableFuture.completedFuture(null);
-    // These belong to the client's steps.
-    private Deadline limit; // The end of a fixed lease, which the server may allow in parts only.
-    private boolean renewing;
-    private long period;
-    private Deadline due;
-    private Future<?> timer = CompletableFuture.completedFuture(null);
-    private long pause = RLockClient.SHORTEST_PAUSE_MS;
+    private volatile Deadline limit; // The end of a fixed lease, which the server may allow in parts only.
+    private volatile Deadline due;
+    private volatile boolean renewing;
+    private volatile long period;
+    private long pause = RLockClient.SHORTEST_PAUSE_MS; // Belongs to the client's steps.
 
-    /** The lease counts from the moment when it was asked for. */
-    Hold(RLockClient client, Acquisition granted, List<Long> tokens, Deadline lease) {
+    /** For as long as the answer has left of it. A fixed lease counts from its beginning. */
+    Hold(RLockClient client, Acquisition granted, List<Long> tokens, Deadline left, Deadline begun) {
         this.client = client;
         this.resource = granted.resource;
         this.owner = granted.owner;
         this.options = granted.options;
         this.tokens = tokens;
-        this.lease = lease.after();
-        this.limit = lease.lasting(options.renewed() ? Long.MAX_VALUE : RLockClient.believed(options.leaseMillis()));
-        believe(lease);
+        limit = begun.lasting(options.renewed() ? Long.MAX_VALUE : RLockClient.believed(options.leaseMillis()));
+        believe(left);
+        // Until then a hold ends with its claim, so that most are only released.
+        due = Deadline.in(client.clock, Math.min(CLAIM_AFTER_MS, deadline.left() / 3));
     }
 
     /**
@@ -169,12 +168,7 @@ public final class Hold implements AutoCloseable {
         if (released.isDone()) return released;
         // A callback that the application attaches to its future must not hold up the client's steps.
         var told = new CompletableFuture<Void>();
-        released.whenCompleteAsync(
-                (done, error) -> {
-                    if (error == null) told.complete(null);
-                    else told.completeExceptionally(error);
-                },
-                client.executor);
+        released.whenCompleteAsync(RLockClient.into(told), client.executor);
         return told;
     }
 
@@ -193,11 +187,8 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Object> extend(long lease) {
-        var asked = Deadline.in(client.clock, Math.min(Math.max(lease, wanted()), client.wire.maxLease));
-        return renewal(asked, asked.lasting(RLockClient.believed(lease)), Long.MAX_VALUE)
-                // The server may have refused a longer lease than it allows by now.
-                .exceptionallyCompose(error ->
-                        asked.after() > client.wire.maxLease ? extend(lease) : CompletableFuture.failedFuture(error));
+        var asked = Deadline.in(client.clock, Math.max(lease, wanted()));
+        return renewal(asked, asked.lasting(RLockClient.believed(lease)), Long.MAX_VALUE);
     }
 
     /** Counts a further acquisition of the owner; false if it is lost or being released. */
@@ -206,18 +197,12 @@ public final class Hold implements AutoCloseable {
     }
 
     boolean isLost() {
-        State now = state.get(); // Once: another thread may release it meanwhile.
-        return now == State.LOST || now == State.HELD && deadline.left() <= 0;
+        look();
+        return state.get() == State.LOST;
     }
 
-    boolean has(List<Long> others) {
-        return tokens.equals(others);
-    }
-
-    /** Begins to watch the clock, and to renew. */
-    void begin() {
-        watch();
-        renewWhenDue();
+    List<Resource.Place> places() {
+        return resource.places(owner);
     }
 
     /** Relies on what an answer has left of the hold, be it more than before or less. */
@@ -229,26 +214,26 @@ public final class Hold implements AutoCloseable {
         due = left.lasting(period);
     }
 
-    // These two run on the thread that watches deadlines, which sends nothing.
-    private void watch() {
-        look();
-        if (isHeld()) watch = client.watch(this::watch, Math.min(deadline.left(), LONGEST_SLEEP_MS));
-    }
-
-    private void look() {
-        if (!isHeld()) lose("its lease has ended", true);
-    }
-
-    // The timer does not count while the machine is suspended, so it sleeps for a second at most.
-    private void renewWhenDue() {
-        if (state.get() != State.HELD || deadline == limit) return;
-        timer.cancel(false);
-        if (due.left() <= 0) renew();
-        else timer = client.schedule(this::renewWhenDue, Math.min(due.left(), LONGEST_SLEEP_MS));
+    /** Ends or renews the hold if it is time, without sending; milliseconds until it is time again. */
+    long look() {
+        if (state.get() != State.HELD) return Long.MAX_VALUE;
+        long left = deadline.left();
+        if (left <= 0) {
+            lose("its lease has ended");
+            return Long.MAX_VALUE;
+        }
+        if (renewing || deadline == limit) return left;
+        long early = due.left();
+        if (early > Math.min(SLACK_MS, period / 5)) return Math.min(early, left);
+        renewing = true;
+        client.schedule(this::renew, 0); // In another thread.
+        return left;
     }
 
     void connected() {
-        if (options.session() != null) renew();
+        if (options.session() == null || renewing || !isHeld()) return;
+        renewing = true;
+        renew();
     }
 
     /** The lease that the hold needs, also if the server allows only shorter ones. */
@@ -257,9 +242,8 @@ public final class Hold implements AutoCloseable {
     }
 
     private void renew() {
-        if (renewing || !isHeld()) return;
-        renewing = true;
-        var asked = Deadline.in(client.clock, Math.min(wanted(), client.wire.maxLease));
+        if (!isHeld()) return;
+        var asked = Deadline.in(client.clock, wanted());
         client.then(renewal(asked, limit, Math.max(1, period)), (done, error) -> {
             renewing = false;
             if (error == null) {
@@ -268,52 +252,51 @@ public final class Hold implements AutoCloseable {
                 RLockClient.failed("RENEW of " + resource, pause, RLockException.of(error));
                 due = Deadline.in(client.clock, pause);
                 pause = RLockClient.longer(pause);
-                renewWhenDue();
             }
+            client.sweepIn(look());
         });
     }
 
     /** Asks for a lease. The answer counts up to a limit. */
     private CompletableFuture<Object> renewal(Deadline asked, Deadline upTo, long patience) {
-        var call = resource.call("RENEW", owner, tokens, "PX", asked.after());
+        var call = resource.call("RENEW", owner, tokens, "PX", asked.after(), "TIMED");
         BiConsumer<Object, Throwable> answered = (reply, error) -> {
             if (error != null) {
-                boolean unknown = RLockException.of(error) instanceof LockLostException;
-                if (unknown) lose("the server does not know it", resource.keys().size() > 1);
+                if (RLockException.of(error) instanceof LockLostException) lose("the server does not know it");
             } else if (isHeld()) {
                 if (upTo.left() > limit.left()) limit = upTo;
-                long before = deadline.left();
-                believe(asked.lasting(Math.min(client.wire.maxLease, Long.parseLong(reply.toString()))));
-                // Else the clock is looked at too late.
-                if (deadline.left() < before) client.watch(this::look, deadline.left());
-                renewWhenDue();
+                believe(asked.lasting(Long.parseLong(reply.toString())));
+                client.sweepIn(look());
             }
         };
         return client.wire.send(call, patience).whenCompleteAsync(answered, client::execute);
     }
 
     /** Ends the belief and tells the application. */
-    private boolean lose(String why, boolean settle) {
-        // The owner may acquire again as soon as the state has changed, and the server may answer with the
-        // hold that is settled here. So that it is not released then, the settlement has the lower number.
-        long request = RLockClient.nextRequest();
-        if (!state.compareAndSet(State.HELD, State.LOST)) return false;
+    private void lose(String why) {
+        if (!end(State.LOST)) return;
         log.warn("lost {} (token {}): {}", resource, token(), why);
-        client.executeElsewhere(() -> {
-            client.holds.remove(this);
-            // The work stops in the meantime.
-            long pause = Math.min(options.sessionLease(lease) / 100, LONGEST_SLEEP_MS);
-            if (settle) client.settle(resource, owner, 0, request, tokens, lease, pause);
-        });
+        // The work stops in the meantime.
+        long stop = Math.min(options.sessionLease(options.leaseMillis()) / 100, LONGEST_STOP_MS);
+        client.schedule(this::sendRelease, stop);
         client.lost(this, lost);
-        return true;
+    }
+
+    /** The owner may acquire again as soon as the state has changed, and then waits for the answer to RELEASE. */
+    private boolean end(State how) {
+        client.pending(places(), released);
+        return state.compareAndSet(State.HELD, how);
     }
 
     /** Ends it when the client is closed: to its holder that is a loss. */
     void endWithClient() {
-        long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
-        if (lose("the client was closed", false)) sendRelease(request, new CompletableFuture<>(), NO_KEEP);
-        else if (releasing != null) releasing.run(); // Its own step would come too late.
+        lose("the client was closed");
+        sendRelease();
+    }
+
+    /** Releases it at once if it was lost. */
+    void settle() {
+        if (isLost()) sendRelease();
     }
 
     LockLostException lostException() {
@@ -321,55 +304,55 @@ public final class Hold implements AutoCloseable {
     }
 
     private CompletableFuture<Void> release(long keep) {
-        long request = RLockClient.nextRequest(); // Before the owner can acquire again, as in lose.
-        var done = new CompletableFuture<Void>();
         int before = count.getAndUpdate(n -> n > 1 && keep != NO_KEEP ? n : Math.max(0, n - 1));
         if (before > 1 && keep != NO_KEEP) throw new IllegalStateException(resource + " was acquired again");
-        if (before != 1) {
-            done.complete(null);
-            return done;
+        boolean lost = before > 0 && isLost();
+        if (before == 1) {
+            this.keep = keep;
+            lost = !end(State.RELEASED);
+            client.execute(this::sendRelease);
+            client.leave(this);
         }
-        look();
-        releasing = () -> sendRelease(request, done, keep);
-        boolean held = state.compareAndSet(State.HELD, State.RELEASED);
-        resource.places(owner).forEach(place -> client.held.remove(place, this));
-        if (!held) return CompletableFuture.failedFuture(lostException());
-        client.execute(releasing);
-        return done;
+        if (lost) return CompletableFuture.failedFuture(lostException());
+        return before == 1 ? released : CompletableFuture.completedFuture(null);
     }
 
-    private void sendRelease(long request, CompletableFuture<Void> done, long keep) {
+    /** Sends it once. */
+    private void sendRelease() {
         if (!client.holds.remove(this)) return;
-        watch.cancel(false);
-        timer.cancel(false);
-        var words = new ArrayList<Object>(List.of("REQ", request));
+        var words = new ArrayList<Object>();
+        // Others may share the owner's name, and a repeated command must not take from what they hold.
+        boolean shared = options.owner() != null || resource.kind() == Resource.Kind.SEMAPHORE;
+        if (shared) Collections.addAll(words, "REQ", RLockClient.nextRequest());
         if (keep > 0) Collections.addAll(words, "KEEP", keep);
+        if (resource.kind() == Resource.Kind.MANY) words.add("EACH");
         var call = resource.call("RELEASE", owner, tokens, words.toArray());
         long doubts = client.wire.doubts;
-        var answered = new CompletableFuture<Void>();
-        client.then(answered, (released, error) -> {
-            String code = error instanceof RLockException refused ? refused.code() : "";
-            boolean lost = LOST.contains(code);
-            // Some keys may still be held: RELEASE of several frees none if one of them is lost or was acquired again.
-            if (error != null && tokens.size() > 1) client.settle(resource, owner, 0, request, tokens, lease);
-            if (!lost) {
-                boolean shared = code.equals("STALE");
-                if (error != null && !shared) log.warn("RELEASE of {} failed; its lease ends it", resource, error);
-                done.complete(null);
-            } else if (doubts != client.wire.doubts) {
-                done.complete(null); // It was the answer to a repeated RELEASE.
-            } else {
-                done.completeExceptionally(lostException());
+        // While its connection is open, a hold with a session lasts longer than the belief in it; so does a lost one.
+        boolean believed = state.get() == State.RELEASED && options.session() == null;
+        var until = believed ? deadline : Deadline.in(client.clock, options.leaseMillis());
+        client.then(client.insist(call, until), (reply, error) -> {
+            String code = error == null ? "" : RLockException.of(error).code();
+            boolean unknown = LOST.contains(code) || reply instanceof List<?> left && left.contains(null);
+            // One key of another type makes the server refuse all.
+            for (int i = 0; code.equals("WRONGTYPE") && i < tokens.size() && tokens.size() > 1; i++) {
+                var one = new Resource(Resource.Kind.MUTEX, keys().subList(i, i + 1), 1);
+                client.insist(one.call("RELEASE", owner, tokens.subList(i, i + 1)), until);
             }
+            if (unknown && doubts == client.wire.doubts) {
+                released.completeExceptionally(lostException());
+                return; // Else it was the answer to a repeated RELEASE.
+            }
+            if (error != null && !unknown && !code.equals("STALE")) {
+                log.warn("RELEASE of {} failed; its lease ends it", resource, error);
+            }
+            released.complete(null);
         });
-        // While its connection is open, a hold with a session lasts longer than the belief in it.
-        var limit = options.session() == null ? deadline : Deadline.in(client.clock, lease);
-        client.insist(resource.places(owner), List.of(call), limit, RLockClient.SHORTEST_PAUSE_MS, answered);
     }
 
-    private void await(CompletableFuture<Void> released) {
+    private void await(CompletableFuture<Void> answer) {
         try {
-            released.get(client.wire.timeout, TimeUnit.MILLISECONDS);
+            answer.get(client.wire.timeout, TimeUnit.MILLISECONDS);
         } catch (InterruptedException interrupted) {
             Thread.currentThread().interrupt(); // The release goes on.
         } catch (TimeoutException late) {

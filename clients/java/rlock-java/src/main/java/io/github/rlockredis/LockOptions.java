@@ -7,8 +7,8 @@ import java.time.Duration;
  * days counts as 365 days.
  *
  * @param lease how long a hold lives without renewal, 1 ms or more
- * @param renewed whether the client renews the hold until its release, at a third of its lease; else the
- *     hold is lost when the lease has passed
+ * @param renewed whether the client renews the hold until its release, each time a third of what the
+ *     server has granted has passed; else the hold is lost when the lease has passed
  * @param session binds the hold to the connection: once it has closed, the hold expires after this
  *     time, 10 ms or more; the client renews the hold at a third of it; null for none
  * @param grace how long a fair lock keeps the place of a waiter whose connection closed; null for

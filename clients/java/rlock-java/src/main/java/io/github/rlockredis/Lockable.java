@@ -128,7 +128,6 @@ public abstract sealed class Lockable permits RLock, RSemaphore {
                 new Acquisition(client, resource, options, reentrant ? owner : client.freshOwner(), reentrant, wait);
         Hold hold = reentrant && !client.isClosed() ? client.heldBy(owner, resource) : null;
         if (hold != null && hold.enter()) request.result.complete(hold);
-        else if (hold != null && hold.isLost()) request.result.completeExceptionally(hold.lostException());
         else client.execute(request::start);
         if (client.isEnded()) request.result.completeExceptionally(new ClosedException());
         return request;

@@ -10,10 +10,7 @@ import java.math.BigInteger;
 import java.security.SecureRandom;
 import java.time.Instant;
 import java.time.temporal.ChronoUnit;
-import java.util.ArrayList;
-import java.util.Collections;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
@@ -26,6 +23,7 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.ThreadPoolExecutor;
@@ -60,7 +58,6 @@ public final class RLockClient implements AutoCloseable {
 
     private static final Logger log = LoggerFactory.getLogger(RLockClient.class);
     private static final long LONGEST_PAUSE_MS = 1_000;
-    private static final int MAX_SETTLEMENTS = 1_000;
     private static final int MAX_CALLBACKS = 64;
     private static final long CLOSE_SECONDS = 5;
     private static final int MAX_STEPS = 100;
@@ -83,14 +80,15 @@ public final class RLockClient implements AutoCloseable {
     final LockOptions defaults;
 
     /** The holds by what they hold, so that an owner's next acquisition is a re-entry. */
-    final Map<Resource.Place, Hold> held = new ConcurrentHashMap<>();
+    private final Map<Resource.Place, Held> held = new ConcurrentHashMap<>();
+
+    /** What owners have given back, until the server has answered. */
+    private final Map<Resource.Place, CompletableFuture<?>> pending = new ConcurrentHashMap<>();
+
+    final Set<Hold> holds = ConcurrentHashMap.newKeySet();
 
     // These belong to the steps, of which one runs at a time.
     final Map<Long, Acquisition> waits = new HashMap<>();
-    final Map<Resource.Place, Queue<Acquisition>> turns = new HashMap<>(); // Of named owners.
-    final Set<Hold> holds = new HashSet<>();
-    final Map<CompletableFuture<Void>, List<Resource.Place>> pending = new HashMap<>();
-    private int settlements;
 
     private final String id = String.format("%032x", new BigInteger(128, new SecureRandom()));
     private final String keyPrefix;
@@ -101,6 +99,7 @@ public final class RLockClient implements AutoCloseable {
     private final ScheduledThreadPoolExecutor steps = thread("rlock-client");
     // Deadlines have a thread of their own, which nothing that is sent can hold up.
     private final ScheduledThreadPoolExecutor deadlines = thread("rlock-deadlines");
+    private ScheduledFuture<?> sweep;
 
     private RLockClient(Builder builder) {
         clock = builder.clock;
@@ -339,7 +338,7 @@ public final class RLockClient implements AutoCloseable {
             var ended = new RLockException.ClosedException();
             List.copyOf(waits.values()).forEach(wait -> wait.finish(null, ended));
             List.copyOf(holds).forEach(Hold::endWithClient);
-            CompletableFuture.allOf(pending.keySet().toArray(CompletableFuture[]::new))
+            CompletableFuture.allOf(pending.values().toArray(CompletableFuture[]::new))
                     .whenComplete((done, error) -> settled.complete(null));
         });
         try {
@@ -358,9 +357,8 @@ public final class RLockClient implements AutoCloseable {
         losses.shutdown();
     }
 
-    /** An id. The next one belongs to the same request, for the RELEASE that settles it. */
     static long nextRequest() {
-        return REQUESTS.addAndGet(2) - 1;
+        return REQUESTS.incrementAndGet();
     }
 
     /** How long a lease is relied on: less what two clocks may drift apart. */
@@ -411,12 +409,6 @@ public final class RLockClient implements AutoCloseable {
         if (queued.getAndIncrement() == 0) runSteps();
     }
 
-    /** Runs a step in another thread, for callers that nothing may hold up. */
-    void executeElsewhere(Runnable step) {
-        queue.add(step);
-        if (queued.getAndIncrement() == 0) steps.execute(this::runSteps);
-    }
-
     private void runSteps() {
         for (int i = 0; i < MAX_STEPS || isEnded(); i++) {
             guarded(queue.remove()).run();
@@ -430,9 +422,33 @@ public final class RLockClient implements AutoCloseable {
         return steps.schedule(() -> execute(step), milliseconds, TimeUnit.MILLISECONDS);
     }
 
-    /** Looks at a deadline later. */
-    Future<?> watch(Runnable look, long milliseconds) {
-        return deadlines.schedule(guarded(look), milliseconds, TimeUnit.MILLISECONDS);
+    /** Looks at all holds in so many milliseconds, unless it does so before. */
+    synchronized void sweepIn(long milliseconds) {
+        if (sweep != null && sweep.getDelay(TimeUnit.MILLISECONDS) <= milliseconds) return;
+        if (sweep != null) sweep.cancel(false);
+        // Timers do not count while the machine is suspended, so it sleeps for a second at most.
+        long sleep = Math.max(1, Math.min(milliseconds, TICK_MS));
+        sweep = deadlines.schedule(guarded(this::sweep), sleep, TimeUnit.MILLISECONDS);
+    }
+
+    private void sweep() {
+        synchronized (this) {
+            sweep = null;
+        }
+        long next = TICK_MS;
+        try {
+            for (Hold hold : holds) next = Math.min(next, hold.look());
+        } finally {
+            if (!holds.isEmpty()) sweepIn(next);
+        }
+    }
+
+    /** Ends a future as another has ended. */
+    static <T> BiConsumer<T, Throwable> into(CompletableFuture<T> target) {
+        return (value, error) -> {
+            if (error == null) target.complete(value);
+            else target.completeExceptionally(error);
+        };
     }
 
     <T> void then(CompletableFuture<T> future, BiConsumer<? super T, Throwable> step) {
@@ -453,10 +469,8 @@ public final class RLockClient implements AutoCloseable {
     Object ask(Supplier<CompletableFuture<Object>> step) {
         var answer = new CompletableFuture<Object>();
         if (isEnded()) throw new RLockException.ClosedException();
-        execute(() -> then(step.get(), (reply, error) -> {
-            if (error == null) answer.complete(reply);
-            else answer.completeExceptionally(RLockException.of(error));
-        }));
+        execute(() -> then(step.get(), (reply, error) -> into(answer)
+                .accept(reply, error == null ? null : RLockException.of(error))));
         try {
             return answer.join();
         } catch (CompletionException failed) {
@@ -464,24 +478,39 @@ public final class RLockClient implements AutoCloseable {
         }
     }
 
-    /** The hold that covers what is asked for, or null. */
+    /** The newest hold of an owner, and one before it that was lost and is not released yet. */
+    private record Held(Hold newest, Hold lost) {
+        Held without(Hold hold) {
+            if (newest == hold) return lost == null ? null : new Held(lost, null);
+            return lost == hold ? new Held(newest, null) : this;
+        }
+    }
+
+    /** The newest hold that covers what is asked for, or null. */
     Hold heldBy(String owner, Resource resource) {
-        var holds = resource.places(owner).stream().map(held::get).distinct().toList();
+        var newest = resource.places(owner).stream().map(held::get);
+        var holds = newest.map(it -> it == null ? null : it.newest).distinct().toList();
         if (holds.size() == 1 && resource.kind() != Resource.Kind.SEMAPHORE) return holds.get(0);
-        if (holds.stream().allMatch(Objects::isNull)) return null;
+        if (holds.stream().noneMatch(hold -> hold != null && hold.isHeld())) return null;
         throw new IllegalMonitorStateException("the owner already holds a part of " + resource);
     }
 
     /** The hold that a granted request has led to. */
-    Hold hold(Acquisition granted, List<Long> tokens, Deadline lease) {
-        var places = granted.resource.places(granted.owner);
-        Hold known = held.get(places.get(0));
-        if (known != null && known.has(tokens) && known.enter()) return known;
-        var hold = new Hold(this, granted, tokens, lease);
-        if (granted.reentrant) places.forEach(place -> held.put(place, hold));
+    Hold hold(Acquisition granted, List<Long> tokens, Deadline left, Deadline begun) {
+        var hold = new Hold(this, granted, tokens, left, begun);
+        if (granted.reentrant) {
+            hold.places()
+                    .forEach(place -> held.compute(
+                            place, (same, before) -> new Held(hold, before == null ? null : before.newest)));
+        }
         holds.add(hold);
-        hold.begin();
+        sweepIn(hold.look());
         return hold;
+    }
+
+    /** Its owner has released it. */
+    void leave(Hold hold) {
+        hold.places().forEach(place -> held.computeIfPresent(place, (same, all) -> all.without(hold)));
     }
 
     void lost(Hold hold, CompletableFuture<Hold> told) {
@@ -491,80 +520,43 @@ public final class RLockClient implements AutoCloseable {
         });
     }
 
-    /** Ends a request, if it is not 0, and then the hold that was granted to it, by a request of its own. */
-    void settle(Resource resource, String owner, long request, long release, List<Long> tokens, long lease) {
-        settle(resource, owner, request, release, tokens, lease, 0);
-    }
-
-    /** As above, after so many milliseconds. */
-    void settle(
-            Resource resource, String owner, long request, long release, List<Long> tokens, long lease, long pause) {
-        if (settlements >= MAX_SETTLEMENTS) return;
-        settlements++;
-        var calls = new ArrayList<Resource.Call>();
-        if (request != 0) calls.add(resource.call("CANCEL", owner, "REQ", request));
-        Object[] words = {"REQ", release};
-        var parts = resource.each();
-        for (int i = 0; i < parts.size(); i++) {
-            var one = tokens == null ? null : tokens.subList(i, i + 1);
-            calls.add(parts.get(i).call("RELEASE", owner, one, words));
+    /** Makes the next request of an owner wait for an answer. */
+    void pending(List<Resource.Place> places, CompletableFuture<?> answer) {
+        for (var place : places) {
+            CompletableFuture<?> all = pending.merge(place, answer, CompletableFuture::allOf);
+            all.whenComplete((answered, error) -> pending.remove(place, all));
         }
-        var done = new CompletableFuture<Void>();
-        then(done, (settled, error) -> settlements--);
-        var places = resource.places(owner);
-        Runnable send = () -> insist(places, calls, Deadline.in(clock, lease), SHORTEST_PAUSE_MS, done);
-        pending.put(done, places);
-        if (pause == 0) send.run();
-        else schedule(send, pause);
     }
 
-    /** Completes when the releases and settlements of an owner so far, for one of these keys, are answered. */
+    /** Completes when the server has answered what an owner has given back or lost of these keys. */
     CompletableFuture<Void> settled(List<Resource.Place> places) {
-        var own = pending.entrySet().stream().filter(entry -> !Collections.disjoint(entry.getValue(), places));
-        return CompletableFuture.allOf(own.map(Map.Entry::getKey).toArray(CompletableFuture[]::new))
+        for (var place : places) {
+            Held before = held.get(place);
+            if (before != null) before.newest.settle();
+            if (before != null && before.lost != null) before.lost.settle();
+        }
+        var answers = places.stream().map(pending::get).filter(Objects::nonNull);
+        return CompletableFuture.allOf(answers.toArray(CompletableFuture<?>[]::new))
                 .exceptionally(refused -> null);
     }
 
-    /** Sends commands until none of them fails with an error that passes. */
-    void insist(
-            List<Resource.Place> places,
-            List<Resource.Call> calls,
-            Deadline until,
-            long pause,
-            CompletableFuture<Void> done) {
-        pending.put(done, places);
-        // Sent one behind the other, they keep their order only over a connection that is there.
-        then(wire.ready(), (ready, unready) -> {
-            if (unready != null) {
-                answered(places, calls, until, pause, done, List.of(RLockException.of(unready)));
-                return;
-            }
-            var sent = calls.stream()
-                    .map(call -> wire.send(call, until.left())
-                            .<RLockException>handle((reply, error) -> error == null ? null : RLockException.of(error)))
-                    .toList();
-            then(CompletableFuture.allOf(sent.toArray(CompletableFuture<?>[]::new)), (all, none) -> {
-                var failures = sent.stream().map(CompletableFuture::join).filter(Objects::nonNull);
-                answered(places, calls, until, pause, done, failures.toList());
-            });
-        });
+    /** Sends a command until it is answered without an error that passes. */
+    CompletableFuture<Object> insist(Resource.Call call, Deadline until) {
+        return insist(call, until, SHORTEST_PAUSE_MS);
     }
 
-    private void answered(
-            List<Resource.Place> places,
-            List<Resource.Call> calls,
-            Deadline until,
-            long pause,
-            CompletableFuture<Void> done,
-            List<RLockException> failures) {
-        if (failures.stream().anyMatch(UnavailableException.class::isInstance) && until.left() > pause) {
-            wire.doubts++;
-            schedule(() -> insist(places, calls, until, longer(pause), done), pause);
-            return;
-        }
-        pending.remove(done);
-        if (failures.isEmpty()) done.complete(null);
-        else done.completeExceptionally(failures.get(0));
+    private CompletableFuture<Object> insist(Resource.Call call, Deadline until, long pause) {
+        var answer = new CompletableFuture<Object>();
+        then(wire.send(call, until.left()), (reply, failure) -> {
+            var error = failure == null ? null : RLockException.of(failure);
+            if (error instanceof UnavailableException && until.left() > pause) {
+                wire.doubts++;
+                schedule(() -> insist(call, until, longer(pause)).whenComplete(into(answer)), pause);
+            } else {
+                into(answer).accept(reply, error);
+            }
+        });
+        return answer;
     }
 
     // Events of the connections:

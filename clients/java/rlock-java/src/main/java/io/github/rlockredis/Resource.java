@@ -23,8 +23,8 @@ record Resource(Kind kind, List<String> keys, int permits) {
         }
     }
 
-    /** A command, a key of its slot, its lease in milliseconds or 0, and its arguments. */
-    record Call(String command, String slotKey, long lease, CommandArgs<String, String> arguments) {}
+    /** A command, a key of its slot, and its arguments. */
+    record Call(String command, String slotKey, CommandArgs<String, String> arguments) {}
 
     /** A key in the server's view: a mutex, and one of many keys, are the same lock. */
     record Place(String family, String mode, String key, String owner) {}
@@ -35,18 +35,9 @@ record Resource(Kind kind, List<String> keys, int permits) {
                 .toList();
     }
 
-    /** One resource per key: what was locked together may be released one by one. */
-    List<Resource> each() {
-        return kind == Kind.MANY
-                ? keys.stream()
-                        .map(key -> new Resource(Kind.MUTEX, List.of(key), 1))
-                        .toList()
-                : List.of(this);
-    }
-
     Call call(String verb, String owner, Object... words) {
         boolean cancels = verb.equals("CANCEL");
-        boolean many = kind == Kind.MANY && !cancels;
+        boolean many = kind == Kind.MANY;
         var arguments = new CommandArgs<>(StringCodec.UTF8);
         if (many) {
             arguments.add(keys.size()).addKeys(keys);
@@ -59,15 +50,12 @@ record Resource(Kind kind, List<String> keys, int permits) {
             arguments.addValue("PERMITS").add(permits);
         }
         for (Object word : words) arguments.addValue(word.toString());
-        int lease = List.of(words).indexOf("PX") + 1;
-        String command = kind.family + "." + (many ? "M" : "") + verb;
-        return new Call(command, keys.get(0), lease == 0 ? 0 : (long) words[lease], arguments);
+        return new Call(kind.family + "." + (many ? "M" : "") + verb, keys.get(0), arguments);
     }
 
-    /** With the tokens of a hold, if there are any, so that a late command cannot hit a newer one. */
+    /** With the tokens of a hold, so that a late command cannot hit a newer one. */
     Call call(String verb, String owner, List<Long> tokens, Object... words) {
         Call call = call(verb, owner, words);
-        if (tokens == null) return call;
         call.arguments.addValue(kind == Kind.MANY ? "TOKENS" : "TOKEN");
         tokens.forEach(token -> call.arguments.addValue(token.toString()));
         return call;
@@ -76,7 +64,7 @@ record Resource(Kind kind, List<String> keys, int permits) {
     Call init(int count, long idle) {
         var arguments = new CommandArgs<>(StringCodec.UTF8).addKey(keys.get(0)).add(count);
         if (idle > 0) arguments.addValue("IDLE").add(idle);
-        return new Call(kind.family + ".INIT", keys.get(0), 0, arguments);
+        return new Call(kind.family + ".INIT", keys.get(0), arguments);
     }
 
     @Override

@@ -1,6 +1,5 @@
 package io.github.rlockredis;
 
-import io.github.rlockredis.RLockException.UnavailableException;
 import io.lettuce.core.RedisChannelHandler;
 import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisException;
@@ -29,13 +28,10 @@ import java.util.List;
 import java.util.Map;
 import java.util.WeakHashMap;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionStage;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.BiFunction;
 import java.util.function.Supplier;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
 
 /**
  * The connections of one client: one for commands, and one for messages that is made at the first
@@ -47,8 +43,6 @@ final class Wire {
             Supplier<? extends StatefulConnection<String, String>> commands,
             Supplier<? extends StatefulRedisPubSubConnection<String, String>> messages,
             RedisClusterClient cluster) {}
-
-    private static final Pattern MAX_LEASE = Pattern.compile("rlock_max_lease_ms:(\\d+)");
 
     private static final long FOLLOW_MS = 1000;
     // A failover takes about the node timeout, 15 s by default, and an election.
@@ -71,9 +65,6 @@ final class Wire {
     /** Milliseconds that one command may take: those of the connection. */
     volatile long timeout = RedisURI.DEFAULT_TIMEOUT_DURATION.toMillis();
 
-    /** The longest lease that the server grants; known once {@link #ready()} has completed. */
-    long maxLease = Deadline.YEAR_MS;
-
     /** A command may have been carried out twice if this has changed since. */
     long doubts;
 
@@ -88,7 +79,7 @@ final class Wire {
         if (commands == null || commands.isCompletedExceptionally()) {
             commands = CompletableFuture.<StatefulConnection<String, String>>supplyAsync(
                             source.commands::get, RLockClient::connect)
-                    .thenComposeAsync(this::prepare, client::execute);
+                    .thenApplyAsync(this::prepare, client::execute);
         }
         return commands.copy().orTimeout(timeout, TimeUnit.MILLISECONDS);
     }
@@ -98,31 +89,14 @@ final class Wire {
         return !commands.isDone() || messages == null || !messages.isDone();
     }
 
-    private CompletionStage<StatefulConnection<String, String>> prepare(StatefulConnection<String, String> connection) {
+    private StatefulConnection<String, String> prepare(StatefulConnection<String, String> connection) {
         if (source.cluster == null) connection.addListener(listener);
         timeout = Deadline.millis(connection.getTimeout());
         if (timeout == 0) timeout = Deadline.YEAR_MS; // To Lettuce 0 is no limit.
-        return learn(connection);
+        return connection;
     }
 
-    private CompletableFuture<StatefulConnection<String, String>> learn(StatefulConnection<String, String> connection) {
-        var section = new CommandArgs<>(StringCodec.UTF8).addValue("rlock");
-        return dispatch(connection, "INFO", section)
-                .orTimeout(timeout, TimeUnit.MILLISECONDS)
-                .handleAsync(
-                        (info, noPermission) -> {
-                            Matcher field = MAX_LEASE.matcher(String.valueOf(info));
-                            if (field.find()) maxLease = Long.parseLong(field.group(1));
-                            return connection;
-                        },
-                        client::execute);
-    }
-
-    /**
-     * Sends a command, and fails if no answer has come in time. Cancel it to give it up.
-     *
-     * <p>If the server allows only shorter leases by now, it fails as unavailable, and the caller tries it again.
-     */
+    /** Sends a command, and fails if no answer has come in time. Cancel it to give it up. */
     CompletableFuture<Object> send(Resource.Call call, long milliseconds) {
         var result = new CompletableFuture<Object>();
         long limit = Math.max(1, Math.min(milliseconds, timeout));
@@ -135,23 +109,8 @@ final class Wire {
                     result.whenComplete((reply, error) -> command.cancel(true));
                     return command;
                 })
-                .exceptionallyCompose(error -> {
-                    boolean refused = RLockException.of(error).code().equals("ERR");
-                    if (!refused || call.lease() == 0) return CompletableFuture.failedFuture(error);
-                    return learn(commands.join())
-                            .thenCompose(learned -> CompletableFuture.failedFuture(
-                                    call.lease() <= maxLease
-                                            ? error
-                                            : new UnavailableException(
-                                                    "",
-                                                    "the longest lease was lowered to " + maxLease + " ms",
-                                                    error)));
-                })
-                .whenComplete((reply, error) -> {
-                    timer.cancel(false);
-                    if (error == null) result.complete(reply);
-                    else result.completeExceptionally(error);
-                });
+                .whenComplete(RLockClient.into(result));
+        result.whenComplete((reply, error) -> timer.cancel(false));
         return result;
     }
 

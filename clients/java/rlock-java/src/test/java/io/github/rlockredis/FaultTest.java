@@ -211,7 +211,7 @@ class FaultTest {
 
     @Test
     void a_first_connection_that_takes_longer_than_a_short_wait_is_no_outage() throws Exception {
-        proxy.delay(700); // HELLO, INFO and SUBSCRIBE
+        proxy.delay(1_000); // HELLO
         assertFalse(client.lock("k").tryLock(100, TimeUnit.MILLISECONDS));
         try (var fresh = RLockClient.create(proxied)) {
             var timeout = assertThrows(
@@ -394,10 +394,11 @@ class FaultTest {
     }
 
     @Test
-    void a_wait_for_several_keys_goes_on_if_one_is_taken_away_before_the_claim() throws Exception {
+    void a_wait_for_several_keys_with_a_session_acquires_a_key_again_that_was_taken_away() throws Exception {
         client.lock("warm").acquire(Duration.ofSeconds(5)).close();
         Hold hold = other.multiLock("a", "b").acquire();
-        var waiter = client.multiLock("a", "b").acquireAsync();
+        var session = LockOptions.DEFAULT.withSession(Duration.ofSeconds(5));
+        var waiter = client.multiLock("a", "b").with(session).acquireAsync();
         awaitWaiters("a", 1);
         proxy.stallReplies(true);
         hold.close();
@@ -447,8 +448,8 @@ class FaultTest {
             clock.advance(60_000);
             assertTrue(losing.await(10, TimeUnit.SECONDS));
             assertThrows(LockLostException.class, lost::close);
-            Hold next = sleeper.lock("k").acquire(); // For the server it is the same one.
-            assertEquals(lost.token(), next.token());
+            Hold next = sleeper.lock("k").acquire();
+            assertTrue(next.token() > lost.token());
             Thread.sleep(1_000);
             assertTrue(next.isHeld());
             assertEquals(1, Probe.holders(redis, "k"));

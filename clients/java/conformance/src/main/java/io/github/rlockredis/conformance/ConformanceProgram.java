@@ -45,7 +45,7 @@ import java.util.concurrent.atomic.AtomicLong;
 public final class ConformanceProgram {
     /** Abilities, and the rules that the package keeps of those that are not kept everywhere yet. */
     private static final List<String> FEATURES = List.of(
-            "cluster", "sentinel", "tls", "clock", "threads", "B29", "B30", "B31", "B33", "B34", "B35");
+            "cluster", "sentinel", "tls", "clock", "threads", "timed", "B29", "B30", "B31", "B33", "B34", "B35");
 
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final ClientResources RESOURCES = ClientResources.create();
