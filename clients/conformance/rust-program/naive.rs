@@ -100,7 +100,7 @@ impl Program {
         let client = self.clients.lock().unwrap().get(&text("client")).cloned();
         match (text("do").as_str(), client) {
             ("hello", _) => {
-                let mut features = vec!["B29", "B30", "B31", "B32", "B33", "B34", "B35"];
+                let mut features = vec!["timed", "B29", "B32"];
                 if std::env::var_os("RLOCK_CONFORMANCE_FAULT").is_some_and(|fault| fault == "declares-none") {
                     features.clear();
                 }

@@ -17,6 +17,7 @@ scenarios! {
     short "grant-longer-than-claim", "B9 B13", ["timed"], longer_than_claim;
     short "grant-on-its-way", "B9 B13", ["timed"], on_its_way;
     short "grant-unanswered-copy", "B9", ["timed"], unanswered_copy;
+    short "grant-lost-copy", "B8 B9", ["timed"], lost_copy;
     short "grant-with-session", "B9", ["timed"], with_session;
     short "grant-claimed", "B16", ["timed"], claimed;
 }
@@ -163,6 +164,32 @@ async fn unanswered_copy(w: &World) -> Result<(), Broken> {
         ensure!(asked.iter().all(|seen| seen.option("REQ") == asked[0].option("REQ")), "B9", "two ids: {asked:?}");
         hold.is_within_lease(&w.server).await?;
         hold.release().await?;
+    }
+    w.server.is_clean(ms(3000)).await
+}
+
+/// The connection of the first request is lost before its answer; the second one is answered.
+async fn lost_copy(w: &World) -> Result<(), Broken> {
+    let (proxy, holder, c) = ready(w).await?;
+    for fate in [Fate::LoseReply, Fate::Cut] {
+        let hold = holder.acquire("mutex", "k", json!({"wait_ms": 5000})).await?;
+        proxy.next("ACQUIRE", 1, fate.clone());
+        let waits = c.begin("mutex", "k", json!({"wait_ms": 15_000, "lease_ms": 20_000}));
+        let deadline = now_us() + us(5000);
+        while proxy.seen_of("ACQUIRE").len() < 2 {
+            ensure!(now_us() < deadline, "B8", "{fate:?}: its request was not sent again");
+            pause(5).await;
+        }
+        // A subscription that was lost as well is made anew.
+        pause(500).await;
+        until_waiting(w, 1).await?;
+        proxy.forget();
+        hold.release().await?;
+        let hold = waits.acquired(PATIENCE).await?;
+        let asked = proxy.seen_of("ACQUIRE").len();
+        ensure!(asked == 1, "B9", "{fate:?}: with a copy unanswered it entered after {asked} more requests");
+        hold.release().await?;
+        proxy.forget();
     }
     w.server.is_clean(ms(3000)).await
 }

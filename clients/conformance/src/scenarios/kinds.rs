@@ -364,11 +364,6 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
         let has = |option: &str| seen.words.iter().any(|word| word == option);
         let (id, is_many) = (number("REQ"), seen.words[0].starts_with("RLOCK.M"));
         let client: String = owner.chars().take(32).collect();
-        ensure!(
-            client.len() == 32 && client.bytes().all(|byte| byte.is_ascii_hexdigit()),
-            "B1",
-            "no client id: {text}"
-        );
         if seen.is("ACQUIRE") {
             ensure!(id.is_some() && has("TIMED"), "B6", "no REQ or no TIMED: {text}");
             let claim = number("PX").map(|lease| lease.min(2000));
@@ -385,6 +380,11 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
             ensure!(has(if is_many { "TOKENS" } else { "TOKEN" }), rule, "no token: {text}");
             ensure!(!is_many || seen.is("RENEW") || has("EACH"), "B21", "no EACH: {text}");
         }
+        ensure!(
+            client.len() == 32 && client.bytes().all(|byte| byte.is_ascii_hexdigit()),
+            "B1",
+            "no client id: {text}"
+        );
         clients.insert(client);
         if id.is_some() {
             let last = ids.insert(owner, id);

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::holding::ends_at;
 use super::scenarios;
 use super::waiting::warm_up;
 use crate::broken::{Broken, Under, ensure};
@@ -116,21 +117,31 @@ async fn lowered_acquire(w: &World) -> Result<(), Broken> {
 async fn expire(w: &World) -> Result<(), Broken> {
     let proxy = w.proxy().await;
     let c = w.client(&proxy.url()).await?;
+    let mut holds = Vec::new();
     for (kind, key) in [("mutex", "m"), ("fair", "f"), ("write", "w")] {
-        let hold = c.acquire(kind, key, json!({"wait_ms": 0, "lease_ms": 3000})).await?;
-        w.server.ask(&format!("PEXPIRE {key} 2400")).await?;
-        let renewals = || proxy.seen_of("RENEW").iter().filter(|seen| seen.words[1] == key).count();
-        let (before, deadline) = (renewals(), now_us() + us(2000));
-        while renewals() == before {
-            ensure!(now_us() < deadline, "B16", "a lease of 3 s was not renewed for 2 s");
-            pause(5).await;
-        }
-        // Its answer arrives.
-        pause(150).await;
-        follows_the_server(w, &hold).await?;
-        let asked = now_us();
-        let left = w.server.lease_left(key, hold.token()).await?;
-        hold.lost_before(asked + us(left + 1)).await.under("B13")?;
+        holds.push(c.acquire(kind, key, json!({"wait_ms": 0, "lease_ms": 6000})).await?);
+    }
+    for hold in &holds {
+        hold.is_claimed(&w.server).await?;
+    }
+    proxy.forget();
+    for hold in &holds {
+        w.server.ask(&format!("PEXPIRE {} 4000", hold.keys[0])).await?;
+    }
+    let deadline = now_us() + us(3500);
+    while proxy.seen_of("RENEW").len() < holds.len() {
+        ensure!(now_us() < deadline, "B16", "a lease of 6 s was not renewed for 3.5 s");
+        pause(5).await;
+    }
+    // The answers arrive.
+    pause(150).await;
+    let mut ends = Vec::new();
+    for hold in &holds {
+        follows_the_server(w, hold).await?;
+        ends.push(ends_at(w, hold).await?);
+    }
+    for (hold, ends_us) in holds.iter().zip(ends) {
+        hold.lost_before(ends_us).await.under("B13")?;
     }
     w.server.is_clean(ms(3000)).await
 }
