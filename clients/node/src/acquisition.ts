@@ -31,6 +31,8 @@ export class Acquisition {
   readonly #key: string
   readonly #started: Stopwatch
   #id = 0
+  /** A copy of the request was lost. */
+  #lost = false
   /** Before the first request with this id was sent. */
   #first: Stopwatch | undefined
   /** The requests that have no answer yet. */
@@ -166,6 +168,7 @@ export class Acquisition {
           if (failure.code !== undefined) this.#unsure = false
           throw failure
         }
+        this.#lost ||= failure.code === undefined
         if (this.request.wait === undefined && failure.code !== undefined) throw failure
         if (!this.#failure) this.core.warn(`retrying to acquire ${this.request.keys.join(', ')}`, failure)
         this.#failure = failure
@@ -241,7 +244,7 @@ export class Acquisition {
     const granted = answer(this.request, words) as { tokens: number[]; ms: number }
     const [since, start] = [this.#first ?? this.#started, this.core.now()]
     // It does not show that the connection of a session exists. A request that has no answer may begin another hold.
-    if (options.session !== undefined || this.#open.size > 0) return undefined
+    if (options.session !== undefined || this.#open.size > 0 || this.#lost) return undefined
     const isInTime = since() + renewalOf(options) < believed(granted.ms)
     return isInTime ? { ...granted, id: this.#id, since, start } : undefined
   }
@@ -250,6 +253,7 @@ export class Acquisition {
     this.core.waits.delete(this.#id)
     this.#id = nextId()
     this.#first = undefined
+    this.#lost = false
     this.#unsure = false
   }
 }

@@ -100,7 +100,7 @@ export class Holding {
     // Permits are counted, and another client may use the name, so that a late copy has to be told apart.
     const number = request.permits !== undefined || request.names.length > 0 ? grant.id + 1 : undefined
     const command = [...words('RELEASE', request), ...option('REQ', number), ...option('KEEP', keep)]
-    command.push(...tokenOption(request, grant.tokens))
+    command.push(...tokenOption(request, grant.tokens), ...(request.many ? ['EACH'] : []))
     const wasLost = this.reason instanceof LockLost
     // A late renewal may have extended a lost hold, and an open connection keeps a session.
     const [released, lease] = [core.now(), this.#lease()]
@@ -109,8 +109,12 @@ export class Holding {
     let failure
     for (let n = 0; n === 0 || (released() < lease && !core.ended); n++) {
       try {
-        await core.send(firstKey(request), command)
-        return true
+        const left = await core.send(firstKey(request), command)
+        if (!(Array.isArray(left) && left.includes(null))) return true
+        // The other keys are released.
+        const done = (repeated || core.losses !== losses) && this.#left() > 0
+        if (!done) this.reason ??= new LockLost('this owner does not hold all of the keys', 'NOTOWNER')
+        return done
       } catch (error) {
         failure = translate(error)
         // A newer request of this owner has the hold.
@@ -119,7 +123,7 @@ export class Holding {
           // ioredis repeats by itself what a lost connection has not answered.
           if ((repeated || core.losses !== losses) && this.#left() > 0) return true
           this.reason ??= new LockLost(failure.message, failure.code)
-          // MRELEASE releases no key if it cannot release one of them.
+          // MRELEASE releases no key if one of them holds something else.
           const one = (token: number, n: number) => {
             const key = request.keys[n] ?? ''
             return core.send(key, ['RLOCK.RELEASE', key, request.owner, 'TOKEN', String(token)])

@@ -30,7 +30,7 @@ from rlock_redis._commands import Message
 from rlock_redis._connections import done, run
 
 # Abilities, and the rules that the package keeps of those that are not kept everywhere yet.
-FEATURES = ["cluster", "sentinel", "tls", "clock", "drivers", "timed", "B30", "B31", "B33", "B34", "B35"]
+FEATURES = ["cluster", "sentinel", "tls", "clock", "drivers", "timed", "shared-owner"]
 
 ASYNC = "--asyncio" in sys.argv
 _output = threading.Lock()
