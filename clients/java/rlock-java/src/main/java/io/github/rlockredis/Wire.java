@@ -234,10 +234,13 @@ final class Wire {
                         client::execute);
     }
 
-    /** Closes the connections. */
+    /**
+     * Closes the connections, in another thread: Lettuce waits for the connections of a cluster to be
+     * closed, which its own threads do, and this may be one of them.
+     */
     void close() {
-        if (commands != null) commands.thenAccept(StatefulConnection::closeAsync);
-        if (messages != null) messages.thenAccept(StatefulConnection::closeAsync);
+        if (commands != null) commands.thenAcceptAsync(StatefulConnection::closeAsync);
+        if (messages != null) messages.thenAcceptAsync(StatefulConnection::closeAsync);
     }
 
     private final class Listener extends RedisPubSubAdapter<String, String> implements RedisConnectionStateListener {
