@@ -447,7 +447,7 @@ impl Beside {
                     Answer::Cancelled => Told::Cancelled,
                     Answer::Refused(refusal) => refused(&refusal),
                     // Published to no client, or to one that has gone.
-                    Answer::Continued | Answer::Closed | Answer::Expired | Answer::Demoted | Answer::Moved => continue,
+                    Answer::Continued | Answer::Closed | Answer::Ended | Answer::Demoted | Answer::Moved => continue,
                 },
             ));
         }
