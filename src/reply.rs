@@ -164,8 +164,8 @@ pub(crate) fn answer(ctx: Ctx<'_>, answer: Answer) {
 pub(crate) fn message(ctx: Ctx<'_>, Notice { id, client, .. }: Notice, answer: Answer) -> String {
     match answer {
         Answer::Granted(Grant { tokens, belief, .. }) => {
-            let tokens: Vec<String> = tokens.iter().map(u64::to_string).collect();
-            format!("granted {id} {} for {}", tokens.join(" "), belief.map_or(0, Belief::ms))
+            let tokens: String = tokens.iter().map(|token| format!("{token} ")).collect();
+            format!("granted {id} {tokens}for {}", belief.map_or(0, Belief::ms))
         }
         Answer::TimedOut => format!("nil {id}"),
         other => format!("error {id} {}", error_text(ctx, client, other)),

@@ -50,8 +50,8 @@ impl Request {
         let reply = self.core.ask_over(&node, link, command, false, within).await;
         match &reply.said {
             Err(error) if error.is_lost_reply() && link.is_silent_since(reply.sent) => {
-                // The next copy goes over another connection. What was sent over this one may still
-                // arrive: the server may grant an ACQUIRE after its CANCEL. The claim then ends that
+                // The next copy goes over another connection. Commands that were sent over this
+                // one may still arrive: the server may grant an ACQUIRE after its CANCEL. The claim then ends that
                 // hold.
                 link.close();
                 reply.said

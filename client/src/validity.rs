@@ -37,7 +37,7 @@ pub(crate) fn less_margin(span: Duration) -> Duration {
     span.saturating_sub(span / DRIFT_DIVISOR).saturating_sub(ROUNDING)
 }
 
-/// What the requests for a hold ask for.
+/// The terms that the requests for a hold ask for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// The lease that each renewal requests.

@@ -135,8 +135,8 @@ func (h *Hold) leave(keep time.Duration) (<-chan error, error) {
 	return g.end(errReleased, keep), nil
 }
 
-// believe takes the answer to what was sent then, which says that so many milliseconds are left. It reports
-// whether they have not passed, but for the time that is needed.
+// believe takes the answer to a request that was sent then: left milliseconds of the hold are left. It reports
+// whether more time than needed is left now.
 func (g *grant) believe(tokens []int64, sent, began time.Duration, left int64, needed time.Duration) bool {
 	g.tokens, g.limit = tokens, math.MaxInt64
 	if g.fixed {
@@ -235,7 +235,7 @@ func (g *grant) end(cause error, keep time.Duration) <-chan error {
 	return result
 }
 
-// renew asks for the whole lease, or for what is left of a fixed one. The server shortens it if it allows less.
+// renew asks for the whole lease, or for the rest of a fixed one. The server shortens it if it allows less.
 func (g *grant) renew() []any {
 	lease := min(g.lease, g.limit-g.c.now())
 	return g.about(g.command("RENEW", "PX", max(1, lease.Milliseconds()), "TIMED"))

@@ -25,7 +25,7 @@ var (
 	many      = kind{"RLOCK.", "M", ""}
 )
 
-// grant is what one acquisition asks for, how far it has come, and what it holds on the server.
+// grant is one acquisition: its request, its progress, and its hold on the server.
 type grant struct {
 	kind
 	c       *Client

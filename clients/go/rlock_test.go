@@ -92,7 +92,7 @@ func (b *bench) claimed(key string) {
 	testserver.Eventually(b, func() bool { return b.do("RLOCK.PTTL", key).(int64) > 2000 })
 }
 
-// unclaimed fails unless so many holds have ended because nothing renewed them.
+// unclaimed fails unless this number of holds has ended because nothing renewed them.
 func (b *bench) unclaimed(n int) {
 	b.Helper()
 	if info := fmt.Sprint(b.do("INFO", "rlock")); !strings.Contains(info, fmt.Sprintf("rlock_unclaimed:%d\r\n", n)) {

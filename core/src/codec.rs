@@ -28,7 +28,7 @@ const HAS_NOTE: u64 = 64;
 const REQUEST_IS_CANCEL: u64 = 128;
 /// The request has added more or less than 1.
 const HAS_ADDED: u64 = 256;
-const FLAGS: u64 = 511;
+const FLAGS: u64 = (HAS_ADDED << 1) - 1;
 
 const CONNECTED: u64 = 0;
 const POLLED: u64 = 1;

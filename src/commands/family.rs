@@ -161,18 +161,7 @@ impl Family for RwLock {
         info: c"RRWLOCK.INFO",
         waiters: c"RRWLOCK.WAITERS",
     };
-    const ACQUIRE_OPTIONS: &'static [Opt] = &[
-        Opt::Px,
-        Opt::Ex,
-        Opt::Block,
-        Opt::Notify,
-        Opt::Claim,
-        Opt::Session,
-        Opt::Req,
-        Opt::Once,
-        Opt::Timed,
-        Opt::Note,
-    ];
+    const ACQUIRE_OPTIONS: &'static [Opt] = Mutex::ACQUIRE_OPTIONS;
     const RELEASE_OPTIONS: &'static [Opt] = &[Opt::Req, Opt::Token];
 }
 

@@ -196,11 +196,9 @@ fn check_slot(ctx: Ctx<'_>, keys: &[Arg<'_>]) -> Result<(), Failure> {
 
 /// Replies with the error of a refused request. If one key caused the refusal, the error names it.
 fn reply_refusal(ctx: Ctx<'_>, keys: &[Arg<'_>], refusal: Refusal) {
-    match &refusal {
-        Refusal::NotOwner { position } => {
-            let name = keys.get(*position).map_or(&[][..], |key| key.bytes());
-            ctx.reply_error(&reply::not_owner_of(name));
-        }
-        _ => reply::refusal(ctx, refusal),
-    }
+    let Refusal::NotOwner { position } = refusal else {
+        return reply::refusal(ctx, refusal);
+    };
+    let name = keys.get(position).map_or(&[][..], |key| key.bytes());
+    ctx.reply_error(&reply::not_owner_of(name));
 }

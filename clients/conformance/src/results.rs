@@ -36,7 +36,7 @@ pub struct Finding {
     took: Duration,
     /// Whether the first try failed, and this is the second.
     repeated: bool,
-    /// What the scenario is about and the program does not list.
+    /// The rule or ability of the scenario, if the program does not list it.
     undeclared: Option<&'static str>,
 }
 
@@ -106,7 +106,7 @@ impl Report {
         self.findings.iter().filter(|finding| finding.outcome == outcome).count()
     }
 
-    /// What the program does not list, although all its scenarios are green.
+    /// The rules and abilities that the program does not list, although all their scenarios are green.
     fn kept(&self) -> BTreeSet<&'static str> {
         let unlisted =
             self.findings.iter().filter_map(|finding| finding.undeclared.map(|rule| (rule, finding.outcome)));

@@ -159,7 +159,7 @@ export class Acquisition {
           silent = this.#message === undefined
           granted = this.#read()
         }
-        // Otherwise the answer took too long to arrive, or the process slept. The same request is answered so again.
+        // Otherwise the answer took too long to arrive, or the process slept. The answer to the same request says it again.
         if (granted !== undefined) return granted
         this.#failures = 0
       } catch (error) {

@@ -97,7 +97,7 @@ export class Holding {
   async #send(keep: number | undefined, pause = 0): Promise<boolean> {
     const { core, request, grant } = this
     const { losses } = core
-    // Permits are counted, and another client may use the name, so that a late copy has to be told apart.
+    // Permits are counted, and another client may use the name, so the server has to know a late copy.
     const number = request.permits !== undefined || request.names.length > 0 ? grant.id + 1 : undefined
     const command = [...words('RELEASE', request), ...option('REQ', number), ...option('KEEP', keep)]
     command.push(...tokenOption(request, grant.tokens), ...(request.many ? ['EACH'] : []))

@@ -168,7 +168,7 @@ async fn unanswered_copy(w: &World) -> Result<(), Broken> {
     w.server.is_clean(ms(3000)).await
 }
 
-/// The connection of the first request is lost before its answer; the second one is answered.
+/// The connection of the first request is lost before its answer. The server answers the second one.
 async fn lost_copy(w: &World) -> Result<(), Broken> {
     let (proxy, holder, c) = ready(w).await?;
     for fate in [Fate::LoseReply, Fate::Cut] {

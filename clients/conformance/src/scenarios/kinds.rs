@@ -396,7 +396,7 @@ async fn words_on_the_wire(w: &World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A named owner belongs to one client. Only a shared one is the same in each, and the server counts its holds.
+/// A named owner belongs to one client. A shared owner has the same name in each client, and the server counts its holds.
 async fn shared_owner(w: &World) -> Result<(), Broken> {
     let (one, other) = (w.client(&w.server.url()).await?, w.client(&w.server.url()).await?);
     let named = || json!({"wait_ms": 0, "owner": "alice", "lease_ms": 10_000});

@@ -103,7 +103,7 @@ async fn once(w: &World) -> Result<(), Broken> {
         let is_one = cancelled.len() == 1 && cancelled[0].is_some() && asked.contains(&cancelled[0]);
         ensure!(is_one, "B11", "{what}: requests with the ids {asked:?}, and CANCEL with {cancelled:?}");
         let releases = proxy.seen_of("RELEASE");
-        ensure!(releases.is_empty(), "B11", "{what}: a RELEASE of what was cancelled: {releases:?}");
+        ensure!(releases.is_empty(), "B11", "{what}: a RELEASE of a cancelled request: {releases:?}");
         proxy.clear();
     }
     Ok(())

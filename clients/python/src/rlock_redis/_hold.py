@@ -98,7 +98,7 @@ class Hold(Item):
         self.key, now = self._target.keys[0], self._client.clock()
         self._limit = FOREVER if self._options.renew else now + self._lease
         self._believe(sent, left)
-        # The server ends a hold that nobody claims. A renewal does; a shorter hold is only released.
+        # The server ends a hold that no renewal claims. A shorter hold is only released.
         self.due, self.slack = min(on_grid(now + SHORT_PAUSE), now + max(0.0, self.until - now) / 3), 0.0
 
     def _believe(self, sent: float, left: float) -> None:

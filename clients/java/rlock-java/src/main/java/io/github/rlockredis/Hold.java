@@ -321,7 +321,7 @@ public final class Hold implements AutoCloseable {
     private void sendRelease() {
         if (!client.holds.remove(this)) return;
         var words = new ArrayList<Object>();
-        // Others may share the owner's name, and a repeated command must not take from what they hold.
+        // Others may share the owner's name, and a repeated command must not end their holds.
         boolean shared = options.owner() != null || resource.kind() == Resource.Kind.SEMAPHORE;
         if (shared) Collections.addAll(words, "REQ", RLockClient.nextRequest());
         if (keep > 0) Collections.addAll(words, "KEEP", keep);
